@@ -200,6 +200,8 @@ def _print(arguments: argparse.Namespace, result: SearchResult, files: Sequence[
 def _nothing_fits(result: SearchResult) -> str:
     from autosac.report.search_tables import budget_text, row_name
 
+    if result.refused and not result.rows and len(result.refused) == result.counts.legal:
+        return f"no configuration of the space can run: {next(iter(result.refused.values()))}"
     if result.rows:
         row = min(result.rows, key=lambda row: row.measured.peak_reserved_bytes)
         size = format_bytes(row.measured.peak_reserved_bytes)

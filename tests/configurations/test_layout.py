@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autosac.configurations.space.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of, why_none
 from autosac.configurations.space.space import Space, space_of, space_text
 from autosac.configurations.space.splits import balanced_split, improved_split, module_names, torchtitan_split
+from autosac.configurations.space.wanted import Own
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings
 
@@ -74,6 +75,12 @@ def test_what_cannot_be_is_not_tried(space: dict[str, object], facts: ModelFacts
             "do not divide the model (64 heads, 8 key and value heads, 80",
         ),
         ({"async_tensor_parallel": True}, 8, 16, "what is left TorchTitan refuses"),
+        (
+            {"chunk_loss": True, "checkpointing": ["none", "full"]},
+            8,
+            16,
+            'chunk_loss is what AutoSAC\'s plans do: checkpointing needs "autosac"',
+        ),
     ],
 )
 def test_what_leaves_nothing_is_said(space: dict[str, object], world: int, batch: int, message: str) -> None:
@@ -93,6 +100,44 @@ def test_odd_sequences_are_said() -> None:
     """TorchTitan divides a sequence by two, whatever the degrees are."""
     odd = LLAMA._replace(seq_len=4097)
     assert "an even number of tokens, not of 4097" in why_none(Space(), 8, 8, 16, odd, False)
+
+
+def test_replicas_are_sharded_over_context_parallel_ranks() -> None:
+    """Two replicas of one shard on four GPUs: with context parallelism FSDP has two ranks, with tensor parallelism none."""
+    space = {"data_parallel_replicate": 2, "pipeline_parallel": 1, "microbatch": 1, "reshard_after_forward": "always"}
+    both = space_of({**space, "tensor_parallel": (1, 2), "context_parallel": (1, 2)})
+    assert [str(layout) for layout in layouts(both, 4, 4)] == [
+        "replicate 2, fsdp 2, batch 1 x 1",
+        "replicate 2, cp 2, batch 1 x 2",
+    ]
+
+
+def test_an_optimizer_that_is_no_knobs_value_stays() -> None:
+    """Unless the space names another one."""
+    own = Own(facts=LLAMA, compiled=False, global_batch=8, optimizer="fused_opt_states_bf16")
+    assert own.space(space_of({"microbatch": 1})).optimizer == ("fused_opt_states_bf16",)
+    assert own.space(space_of({"optimizer": "fused"})).optimizer == ("fused",)
+    assert Own(facts=LLAMA, compiled=False, global_batch=8).space(Space()) == Space()
+
+
+def test_experts_are_spread_only_with_fsdp() -> None:
+    """Two experts' ranks borrow those of tensor parallelism, but TorchTitan 0.2 refuses them without FSDP."""
+    facts = LLAMA._replace(experts=8)
+    space = space_of({"tensor_parallel": 2, "pipeline_parallel": 1, "context_parallel": 1, "expert_parallel": 2})
+    assert layouts(space, 2, 4, facts) == []
+    assert {layout.shard for layout in layouts(space, 4, 4, facts)} == {2}
+    assert {layout.shard for layout in layouts(space, 2, 4, facts._replace(python=True))} == {1}
+
+
+def test_torchtitan_03_shards_over_one_gpu_too() -> None:
+    """There parameters of one FSDP rank may stay gathered, replicas stand beside anything, and sequences may be odd."""
+    python = LLAMA._replace(python=True, seq_len=4097)
+    alone = space_of({"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1, "microbatch": 1})
+    assert [str(layout) for layout in layouts(alone, 1, 1, python)] == ["batch 1 x 1", "batch 1 x 1, no reshard"]
+    beside = space_of({"tensor_parallel": 2, "context_parallel": 1, "pipeline_parallel": 1, "microbatch": 1})
+    found = layouts(beside, 4, 2, python._replace(seq_len=4096))
+    assert {(layout.replicate, layout.shard) for layout in found} == {(1, 2), (2, 1)}
+    assert layouts(beside, 4, 2, python) == []
 
 
 def test_experts_share_tensor_parallelism_only_if_they_are_spread() -> None:

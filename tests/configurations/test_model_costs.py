@@ -26,6 +26,13 @@ def test_parameters_tell_products() -> None:
     assert (found.layer_parameters, found.outside_parameters) == (36, 128)
 
 
+def test_biases_are_no_products() -> None:
+    """Those of eight experts are a matrix of 8 x 50, which is a part of the layer, but multiplied with nothing."""
+    shapes = {"layers.0.w.weight": (8, 4), "layers.0.experts.w1_bias": (8, 50)}
+    found = costs_of_parameters(shapes, ModelFacts(layers=1, seq_len=10), Layout(gpu="any"), 1e3)
+    assert (found.layer.forward_ms, found.layer_parameters) == (pytest.approx(32 * 20), 432)
+
+
 def test_parameters_tell_experts() -> None:
     """A dense layer of 100 numbers before 3 with a router of 4 x 8 and 8 experts of 5 x 6, two for each of 12 tokens: 3 tokens
     for each expert. On one rank a layer has the average of all, in a pipeline either kind has its own costs.

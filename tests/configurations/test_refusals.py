@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-from autosac.configurations.running.refusals import Refusals
+from autosac.configurations.running.refusals import Refusals, unlike
 from autosac.configurations.space.layout import Layout
 
 
@@ -84,3 +85,18 @@ def test_what_was_tried_is_not_asked_again() -> None:
         refusals.taken(layout)
     assert all(refusals.reason(layout) is None for layout in tried)
     assert refusals.reason(Layout(gpu="h100", tensor=2, context=8)) == "no"
+
+
+def test_each_value_of_a_knob_is_tried_once() -> None:
+    """Sizes are no reason for another try; the first layout with any new degree or setting is one."""
+    plain = Layout(gpu="any", microbatch=2)
+    some = [
+        plain,
+        replace(plain, microbatch=4, shard=2, global_batch=8),
+        replace(plain, tensor=2),
+        replace(plain, context=2),
+        replace(plain, tensor=2, context=2),
+        replace(plain, tensor=2, compile=True),
+        replace(plain, gpu="other"),
+    ]
+    assert list(unlike([*some, *some])) == [some[0], some[2], some[3], some[5], some[6]]

@@ -13,10 +13,13 @@ import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
+from autosac.configurations.bounds.beside import own_parameters
+from autosac.configurations.bounds.bounds import memory_bound_bytes
 from autosac.configurations.bounds.sheets import Sheet
 from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, SheetTask
 from autosac.configurations.evaluating.workers import ThreadWorker
 from autosac.configurations.found.best_files import write_best
+from autosac.configurations.found.job_files import checkpointing_settings, written_job
 from autosac.configurations.found.results import SearchResult
 from autosac.configurations.running.engine import PendingWork, Value
 from autosac.configurations.running.jobs import check_space
@@ -26,7 +29,7 @@ from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.request import SearchRequest
 from autosac.configurations.space.space import Space
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.jobs.tasks import TitanJob, simulate_in
 from autosac.plans import Plan
 from autosac.report.search_files import completed_search
@@ -264,6 +267,8 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
     simulation, _ = simulate_in(capture_server, written, plan_file=str(tmp_path / "best.plan.json"))
     assert simulation.step_ms == pytest.approx(row["step_ms"])
     assert simulation.peak_reserved_bytes == row["peak_reserved_bytes"]
+    with pytest.raises(UsageError, match=f"checkpointed by a plan: give --plan {tmp_path}/best.plan.json, or --ac"):
+        simulate_in(capture_server, written)
     assert "Plotly" in page.read_text() and 'plan = "best.plan.json"' in best.read_text()
 
 
@@ -387,6 +392,56 @@ def test_what_was_not_tried_says_nothing_of_memory(job: Path, capture_server: Ca
     assert answer["skipped"] == {"full": 2e9} and [row["checkpointing"] for row in answer["rows"]] == ["none"]
 
 
+def test_a_job_that_cannot_be_planned_for_is_simulated_as_it_runs(
+    job: Path, capture_server: CaptureServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchTitan's own ways of checkpointing are the same rows; there is no plan, and the reason why is told."""
+    space = TINY.model_copy(update={"checkpointing": ("none", "full", "autosac")})
+    with searching(inputs(job, space=space, overrides=SIZE)) as found:
+        task = replace(found.task(found.layouts[0], math.inf), least_ms={})
+    planned = task.run(capture_server)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError("no plan beside this")
+
+    monkeypatch.setattr("autosac.configurations.evaluating.evaluations.captures_of", refuse)
+    unplanned = replace(task, checkpointing=task.checkpointing[::-1]).run(capture_server)  # `known` has no answer to it
+    own = [row for row in planned["rows"] if row["checkpointing"] != "autosac"]
+    assert [row["checkpointing"] for row in own] == ["none", "full"] and "plan" in planned
+    assert unplanned == {"rows": own, "at_least_ms": own[0]["step_ms"], "unplanned": "no plan beside this"}
+
+
+def test_frozen_parameters_have_neither_gradients_nor_states(search: TitanSearch, everything: Any) -> None:
+    """The debug model trains all of its parameters; were half of their states missing, bounds would count none of them."""
+    layout = next(iter(everything))
+    sheet = search.sheet_of(layout)
+    assert isinstance(sheet, Sheet) and sheet.trains_everything(2.0) and sheet.states_share == pytest.approx(2.0, 1e-4)
+    frozen = replace(sheet, states_share=1.0)
+    assert not frozen.trains_everything(2.0) and not replace(sheet, gradients_share=0.9).trains_everything(2.0)
+    known, less = (search.bounds.shape(layout, one) for one in (sheet, frozen))
+    parameters = own_parameters(layout, known, known.layers, 0)
+    assert memory_bound_bytes(layout, less) < memory_bound_bytes(layout, known) - 8 * parameters
+    assert memory_bound_bytes(layout, less) > 4 * parameters
+    assert 0 < search.bounds.least(layout, less, math.inf) < search.bounds.least(layout, known, math.inf)
+    assert search.bounds.first(layout, frozen) < 0.5 * search.bounds.first(layout, sheet)
+
+
+def test_layouts_run_that_no_sheet_stands_for(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP is refused, as of tied parameters: DDP is the best, without bounds; a space without DDP has nothing that runs."""
+    monkeypatch.setattr(SheetTask, "run", lambda self, server: {"refused": "tied parameters"})
+    changes = {"data_parallel_replicate": (1, 2), "microbatch": (8,), "pipeline_parallel": (1,)}
+    space = SPACE.model_copy(update={**changes, "checkpointing": ("none",)})
+    with searching(inputs(job, space=space, budget="79GiB")) as found:
+        result = found.run()
+    assert result.best is not None and str(result.best.layout) == "replicate 2, batch 8 x 1" and result.proven
+    assert {str(layout): why for layout, why in result.refused.items()} == {"fsdp 2, batch 8 x 1": "tied parameters"}
+    with (
+        pytest.raises(CaptureError, match="no layout of the space can be captured: tied parameters"),
+        searching(inputs(job, space=TINY)) as found,
+    ):
+        found.run()
+
+
 def test_what_was_left_out_is_asked_for_when_it_may_be_better(job: Path) -> None:
     """Full checkpointing takes 90 ms at least: of no interest beside 80 ms, to be looked at where the plan takes 100."""
     with searching(inputs(job, space=TINY)) as found:
@@ -445,6 +500,23 @@ def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -
             arithmetic.append(found.bounds.fastest_arithmetic(layout))
             assert found.bounds.fastest_arithmetic(replace(layout, float8=True)) == arithmetic[-1] or not words
     assert arithmetic == ["bfloat16", "float8", "float4"]
+
+
+def test_the_jobs_own_plan_gives_way(tmp_path: Path) -> None:
+    """A job that plans within a budget as it starts: with a plan file the budget goes, with other checkpointing the plan."""
+    import tomllib
+
+    own = tmp_path / "own.toml"
+    own.write_text('[autosac]\nenable = true\nbudget = "68GiB"\nobserve = true\n')
+    read = [
+        tomllib.loads(written_job(str(own), (), {**checkpointing_settings(name, plan), "training.seq_len": 8}))
+        for name, plan in (("autosac", "best.plan.json"), ("full", None))
+    ]
+    assert [found["autosac"] for found in read] == [
+        {"enable": True, "plan": "best.plan.json", "observe": True},
+        {"enable": False, "budget": "68GiB", "observe": True},
+    ]
+    assert "budget" in written_job(str(own), (), {"training.seq_len": 8})
 
 
 def test_balanced_stages_are_simulated_where_they_differ(job: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,3 +58,32 @@ def test_a_killed_capture_process_is_no_refusal(tmp_path: Path) -> None:
         assert servers.run(Capturing(job, kills=False))["events"] > 100
     finally:
         servers.close()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Says that it has begun, and waits for word to go on."""
+
+    begun: threading.Event
+    ended: threading.Event
+    gpu: None = None
+
+    def run(self, server: CaptureServer) -> dict[str, Any]:
+        """Nothing is captured, as when the server has ended."""
+        self.begun.set()
+        self.ended.wait()
+        raise CaptureError("the capture process has ended")
+
+
+def test_a_search_may_end_while_a_task_runs() -> None:
+    """Ctrl-C closes what another thread works with: nothing is changed under the one that closes, and nothing starts again."""
+    servers, begun, ended = Servers(use_cache=False), threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        under_way = threads.submit(servers.run, Waiting(begun, ended))
+        begun.wait()
+        servers.close()
+        ended.set()
+        with pytest.raises(CaptureError, match="has ended"):
+            under_way.result()
+        with pytest.raises(WorkerLost, match="the search has ended"):
+            servers.run(Waiting(begun, ended))

@@ -37,6 +37,13 @@ def planned() -> Trainer.Config:
     return config
 
 
+def lean() -> Trainer.Config:
+    """The tiny job, whose optimizer has states of two bytes."""
+    config = tiny()
+    config.optimizer.implementation = "fused_opt_states_bf16"
+    return config
+
+
 def no_model() -> object:
     """A configuration that nothing can be trained with."""
     config = tiny()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from autosac.cli.parser import main
+from autosac.configurations.running.jobs import own_of
 from autosac.jobs.tasks import TitanJob, simulate_job
 from autosac.titan.python_jobs import read_python_job
 
@@ -42,6 +43,12 @@ def test_the_written_configuration_takes_the_step_that_it_says(
     assert simulation.step_ms == pytest.approx(document["best"]["step_ms"])
     settings = read_python_job("best:tiny_autosac", ()).settings
     assert (settings["training.seq_len"], settings["training.global_batch_size"]) == (128, 8)
+
+
+def test_states_may_be_of_two_bytes(jobs_on_path: None) -> None:
+    """The job's own optimizer is no value of the knob: a search keeps it, and its bounds count 8 bytes a parameter."""
+    own = own_of("jobs:lean", (), 2, 8)
+    assert own.optimizer == "fused_opt_states_bf16" and own.state_bytes == 8
 
 
 @pytest.mark.parametrize(

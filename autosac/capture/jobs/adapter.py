@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 
 from autosac.capture.request import TitanRequest
+from autosac.errors import UsageError
 
 Transform: TypeAlias = Callable[[torch.nn.Module], None]
 Attributes: TypeAlias = "dict[str, Any]"
@@ -26,6 +27,12 @@ class JobDescription(NamedTuple):
     loss_chunks: int = 1
     validates: bool = False
     own: str = "none"
+
+
+def planned_by_itself(plan: str) -> UsageError:
+    """For who asks for the step of a job as it is, which follows a plan: that in a file, or one that it makes as it starts."""
+    given = f"--plan {plan}" if plan else "--plan with one"
+    return UsageError(f"the job is checkpointed by a plan: give {given}, or --ac for another way")
 
 
 class TitanAdapter(Protocol):

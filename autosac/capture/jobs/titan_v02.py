@@ -8,6 +8,7 @@ import dataclasses
 import importlib.util
 import io
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from autosac.capture.failures import one_line
 from autosac.capture.jobs import titan_flux
-from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
+from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform, planned_by_itself
 from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
@@ -44,6 +45,10 @@ class TitanV02:
         self._gpu = request.gpu
         self._loss_chunks = loss_chunks_of(request)
         config = _parse(request)
+        plugin = getattr(config, "autosac", None)
+        if plugin is not None and plugin.enable and request.checkpointing_mode() == "job":
+            beside = Path(request.config_file or "").parent / plugin.plan
+            raise planned_by_itself(str(beside) if plugin.plan and beside.is_file() else plugin.plan)
         self._own = config.activation_checkpoint.mode
         _checkpoint_by(config.activation_checkpoint, request.checkpointing_mode())
         self._validates = config.validation.enable

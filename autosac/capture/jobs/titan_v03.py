@@ -14,7 +14,7 @@ from torchtitan.config import ConfigManager, Configurable
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
 
 from autosac.capture.failures import one_line
-from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform
+from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform, planned_by_itself
 from autosac.capture.jobs.layers import config_attributes
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
 from autosac.capture.jobs.transforms import loss_chunks_of
@@ -225,8 +225,7 @@ def _checkpointing(own: Any, request: TitanRequest) -> Any:
     mode = request.checkpointing_mode()
     if mode == "job":
         if own is not None and getattr(type(own)._owner, "follows_plan", False):
-            plan = f"--plan {own.plan}" if own.plan else "--plan with one"
-            raise UsageError(f"the job is checkpointed by a plan: give {plan}, or --ac for another way")
+            raise planned_by_itself(own.plan)
         return own
     if mode == "none":
         return None

@@ -34,9 +34,10 @@ class LayoutBounds:
         parameters = {name: tuple(shape) for name, shape in known.parameter_shapes}
         facts = self._own.facts._replace(layers=known.layers)
         shape = costs_of_parameters(parameters, facts, layout, peak, leading=known.leading)
+        shape = shape if self._trains_everything(known) else shape.forward_only
         if layout.split == "balanced" and layout.pipeline > 1:  # how stages are balanced shows with the sheet
             return self._machines.weight(layout) * any_split_bound_ms(layout, shape) * _SAFE
-        return self.least(layout, self._completed(layout, shape))
+        return self.least(layout, self._completed(layout, shape, known))
 
     def least(
         self, layout: Layout, shape: ModelCosts, room_bytes: float | None = None, *, paths: bool = False
@@ -48,7 +49,7 @@ class LayoutBounds:
     def shape(self, layout: Layout, sheet: Sheet | None) -> ModelCosts:
         """By a layout's sheet; without one, only ratios of times and what the job says are known."""
         if sheet is not None:
-            return self._completed(layout, sheet.shape(pipeline=layout.pipeline > 1))
+            return self._completed(layout, sheet.shape(pipeline=layout.pipeline > 1), sheet)
         return ModelCosts(
             layers=self._own.facts.layers,
             layer=LayerCosts(forward_ms=1.0, backward_ms=2.0),
@@ -67,14 +68,17 @@ class LayoutBounds:
         stages = layout.pipeline * layout.stages_per_rank
         return split_of(layout, shape) == torchtitan_split(shape.layers, stages, *shape.ends_less)
 
-    def _completed(self, layout: Layout, shape: ModelCosts) -> ModelCosts:
+    def _trains_everything(self, sheet: Sheet) -> bool:
+        return sheet.trains_everything(self._own.state_bytes / self._own.gradient_bytes - 1)
+
+    def _completed(self, layout: Layout, shape: ModelCosts, sheet: Sheet) -> ModelCosts:
         """With what the job and the GPU say."""
         gradient_bytes, compute_bytes = self._own.gradient_bytes, self._compute_bytes(layout, shape)
         roads = self._machines.roads(layout.gpu)
         # Experts are shared out among fewer ranks, or by expert parallelism alone.
         moved = max(0.0, shape.layer_parameters - (shape.layer_experts if layout.expert > 1 else 0.0))
         hop_bytes = min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)
-        return replace(
+        completed = replace(
             shape,
             traffic=roads.traffic(layout, shape.layers, moved, compute_bytes, gradient_bytes),
             ends_less=self._own.facts.ends_less,
@@ -89,6 +93,7 @@ class LayoutBounds:
             reserved=self._wanted.goal.budget_kind == "reserved",
             power=budget_of(self._machines.target(layout).hardware),
         )
+        return completed if self._trains_everything(sheet) else completed.partly_trained
 
     def fastest_arithmetic(self, layout: Layout) -> str:
         """Of matrix products, as far as the job says: its own converters may make them as narrow as they like."""

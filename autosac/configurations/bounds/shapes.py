@@ -110,6 +110,29 @@ class ModelCosts:
         """With what recomputing costs in products alone."""
         return replace(self, layer=self.layer.of_products, lead=self.lead.of_products, last=self.last.of_products)
 
+    @property
+    def partly_trained(self) -> ModelCosts:
+        """With no more for parameters than what those take that are frozen: they have neither gradients nor states, and FSDP
+        may leave them as they are.
+        """
+        return replace(
+            self,
+            state_bytes=self.gradient_bytes,  # a parameter is as large as its gradient
+            gradient_bytes=0,
+            compute_bytes=0,
+            memory_gbps=math.inf,
+            host_gb_us=0.0,
+            least_parameters=0.0,
+            traffic=NO_TRAFFIC,
+            sharding=NOTHING_KNOWN,
+        )
+
+    @property
+    def forward_only(self) -> ModelCosts:
+        """Without backward."""
+        layer, lead, last = (replace(part, backward_ms=0.0) for part in (self.layer, self.lead, self.last))
+        return replace(self, layer=layer, lead=lead, last=last)
+
     def both_ms(self, layers: int, leading: int) -> float:
         """Forward and backward of so many layers, of which so many are leading ones."""
         return (layers - leading) * self.layer.both_ms + leading * self.lead.both_ms
@@ -132,9 +155,10 @@ def costs_of_parameters(
     parameters: Mapping[str, Sequence[int]], facts: ModelFacts, layout: Layout, peak_flops: float, *, leading: int = 0
 ) -> ModelCosts:
     """What the parameters' shapes alone say: every matrix of a layer and the output is multiplied with every token, forward
-    once and backward twice, at no more than the peak rate. Embeddings are looked up. Tokens are shared out evenly among
-    experts, of which each token has as many as `facts` say, and experts among ranks. A layer's input has the width of its
-    norms and 16 bits a number at least, divided among tensor-parallel ranks at most.
+    once and backward twice, at no more than the peak rate. Embeddings are looked up, and biases added (those of experts are a
+    matrix). Tokens are shared out evenly among experts, of which each token has as many as `facts` say, and experts among
+    ranks. A layer's input has the width of its norms and 16 bits a number at least, divided among tensor-parallel ranks at
+    most.
 
     `parameters` are those of some layers: the `leading` first ones, and some of those that repeat behind them.
     """
@@ -150,7 +174,10 @@ def costs_of_parameters(
     norms = (size for layer in of_layers.values() for name, size in layer.items() if name.endswith("norm.weight"))
     kept = ((int(2 * tokens * max((size[0] for size in norms if len(size) == 1), default=0)), math.inf),)
     present = [of_layers[number] for number in sorted(of_layers)]
-    multiplied = [sum(_multiplied(size, facts, tokens) for size in layer.values()) for layer in present]
+    multiplied = [
+        sum(_multiplied(size, facts, tokens) for name, size in layer.items() if not name.endswith("bias"))
+        for layer in present
+    ]
     numbers = [float(sum(math.prod(size) for size in layer.values())) for layer in present]
     outer = sum(math.prod(size) for name, size in others.items() if len(size) == 2 and name.startswith(_OUTPUTS))
     spread = layout.pipeline > 1  # over stages, of which each may hold any layers

@@ -40,6 +40,7 @@ _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context
 _IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _Items = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
 _KEPT = ("kept", "kept_products")
+_SMALL = 1e-3
 _PART_NAMES = ("layer", "least", "lead", "first", "last")
 # What TorchTitan's selective checkpointing may save; of products it saves every second one.
 _SAVED = re.compile(r"aten\.(mm|addmm|linear|max)\b|attention|attn|reduce_scatter|inductor_compiled_code")
@@ -53,7 +54,7 @@ class Sheet:
     A layer's `kept` is that of the layer which keeps least; `least` and `lead` have their own. `least_parameters` are of
     any layer, `repeating_parameters` and `lead_parameters` at least of one of those. `full_ms` and `selective_ms`: what
     of such a layer full and selective checkpointing recompute at least. `parameter_shapes`: by name, of the layers that
-    were captured.
+    were captured. `states_share`, `gradients_share`: bytes of optimizer states and of gradients for each of parameters.
     """
 
     layers: int
@@ -74,6 +75,12 @@ class Sheet:
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sharding: Sharding = NOTHING_KNOWN
     others: OtherTimes = NO_OTHERS
+    states_share: float = math.inf
+    gradients_share: float = math.inf
+
+    def trains_everything(self, states: float) -> bool:
+        """Whether all parameters have gradients, and so many times their bytes of optimizer states."""
+        return self.states_share >= states * (1 - _SMALL) and self.gradients_share >= 1 - _SMALL
 
     def shape(self, *, pipeline: bool) -> ModelCosts:
         """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
@@ -141,6 +148,11 @@ def sheet_layout(layout: Layout) -> Layout:
         chunk_loss=False,
         allocator="",
     )
+
+
+def runs_as_its_sheet(layout: Layout) -> bool:
+    """Whether TorchTitan refuses a layout if it refuses its sheet: with FSDP, and all layers on a rank."""
+    return layout.pipeline == 1 and layout.shard * layout.context > 1
 
 
 class _Layers(NamedTuple):
@@ -216,7 +228,13 @@ def sheet_of(simulation: Simulation) -> Sheet:
         parameter_shapes=tuple(info.parameter_shapes.items()),
         sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
         others=others_of(simulation, max(1, total) / max(1, len(present))),
+        states_share=_labelled(trace, Label.OPTIMIZER_STATE) / max(1, _labelled(trace, Label.PARAMETER)),
+        gradients_share=_labelled(trace, Label.GRADIENT) / max(1, _labelled(trace, Label.PARAMETER)),
     )
+
+
+def _labelled(trace: Trace, label: Label) -> int:
+    return sum(row.nbytes for row in trace.storages if row.label is label)
 
 
 def _least(

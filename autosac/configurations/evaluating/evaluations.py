@@ -23,7 +23,7 @@ from autosac.configurations.bounds.sheets import sheet_of
 from autosac.errors import AutosacError, CaptureError, InfeasibleError, UsageError
 from autosac.estimator.power import uncapped
 from autosac.files.temporary import temporary_folder
-from autosac.jobs.tasks import captures_of, plans_with_loss
+from autosac.jobs.tasks import captures_of, plans_with_loss, simulate_in
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence, confidence_of
@@ -140,8 +140,8 @@ class LayoutTask(_JobTask):
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
     left out (``skipped``, with its bound). Answer: ``rows`` (documents of `PredictedStep`) and ``at_least_ms``, the step
-    without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``cut_off``, the step that
-    could not be beaten; or ``refused``.
+    without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``unplanned``, why the job
+    cannot be planned for, though it runs; ``cut_off``, the step that could not be beaten; or ``refused``.
     """
 
     goal: Goal
@@ -154,14 +154,39 @@ class LayoutTask(_JobTask):
         """See `Task`."""
         try:
             with temporary_folder() as folder:
-                return self._answer(captures_of(self.job, server, folder, ("none",), beside=("none",)))
+                captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
+                return self._answer(captures, [stage.baseline("none") for stage in captures])
         except (CaptureError, UsageError) as e:
-            return {"refused": str(e)}
+            return self._unplanned(server, str(e))
 
-    def _answer(self, captures: Sequence[TitanCaptures]) -> dict[str, Any]:
+    def _unplanned(self, server: CaptureServer, why: str) -> dict[str, Any]:
+        """As TorchTitan itself runs the job. Planning puts AutoSAC in the place of TorchTitan's checkpointing, which it may
+        not have, or may refuse beside something else (experts that DualPipeV overlaps).
+        """
+        _, inner = _within(self.confidence, self.goal, self.job)
+        rows: list[dict[str, Any]] = []
+        for name in ("none", "full", "selective-op"):
+            if rows and name not in self.checkpointing:
+                continue
+            try:
+                simulation, _ = simulate_in(server, self.job, checkpointing=name)
+            except (CaptureError, UsageError):
+                if not rows:
+                    return {"refused": why}
+                continue
+            stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
+            rows.append(asdict(PredictedStep.of(name, stages, inner, self.goal.budget_kind)))
+        asked = {*self.checkpointing, *(["none"] if "autosac" in self.checkpointing else [])}
+        return {
+            "rows": [row for row in rows if row["checkpointing"] in asked],
+            "at_least_ms": rows[0]["step_ms"],
+            "unplanned": why,
+        }
+
+    def _answer(self, captures: Sequence[TitanCaptures], stages: Sequence[Simulation]) -> dict[str, Any]:
         goal = replace(self.goal, confirm=False, changes=False)
         sure, inner = _within(self.confidence, goal, self.job)
-        none = PredictedStep.of("none", [stage.baseline("none") for stage in captures], inner, goal.budget_kind)
+        none = PredictedStep.of("none", stages, inner, goal.budget_kind)
         answer: dict[str, Any] = {"rows": [], "at_least_ms": none.step_ms}
         if {"none", "autosac"} & set(self.checkpointing):
             answer["rows"].append(asdict(none))

@@ -31,37 +31,46 @@ _CONNECT_S = 5.0  # within which a Ray cluster has to answer
 
 class Servers:
     """The capture processes of a worker (`autosac.capture.process.server`): one simulates one kind of GPU. One that has ended
-    is started anew for the next task.
+    is started anew for the next task. Another thread may `close` them under a task, which fails with WorkerLost then.
     """
 
     def __init__(self, *, use_cache: bool = True) -> None:
         self._use_cache = use_cache
         self._of: dict[TargetGPU | None, tuple[contextlib.ExitStack, CaptureServer]] = {}
+        self._closed = False
 
     def run(self, task: Task) -> dict[str, Any]:
         """Do a task. WorkerLost if a capture's process ended under it: what the answer lacks is not the job's doing."""
-        if task.gpu not in self._of:
-            undo = contextlib.ExitStack()
-            self._of[task.gpu] = undo, undo.enter_context(CaptureServer(use_cache=self._use_cache))
+        server = self._server(task.gpu)
         try:
-            answer = checked(task.run(self._of[task.gpu][1]))
+            answer = checked(task.run(server))
         except AutosacError:
-            self._check_lost(task.gpu)
+            self._check_lost(task.gpu, server)
             raise
-        self._check_lost(task.gpu)
+        self._check_lost(task.gpu, server)
         return answer
 
-    def _check_lost(self, gpu: TargetGPU | None) -> None:
-        undo, server = self._of[gpu]
+    def _server(self, gpu: TargetGPU | None) -> CaptureServer:
+        if gpu not in self._of and not self._closed:
+            undo = contextlib.ExitStack()
+            self._of[gpu] = undo, undo.enter_context(CaptureServer(use_cache=self._use_cache))
+        if self._closed:
+            self.close()  # what may just have been started
+            raise WorkerLost("the search has ended")
+        return self._of[gpu][1]
+
+    def _check_lost(self, gpu: TargetGPU | None, server: CaptureServer) -> None:
         lost = server.take_lost()
         if lost is not None:
-            del self._of[gpu]
+            undo, _ = self._of.pop(gpu, (contextlib.ExitStack(), server))
             undo.close()
             raise WorkerLost(str(lost))
 
     def close(self) -> None:
-        """End the processes."""
-        for undo, _ in self._of.values():
+        """End the processes, for good."""
+        self._closed = True
+        while self._of:
+            _, (undo, _) = self._of.popitem()
             undo.close()
 
 

@@ -54,7 +54,17 @@ def written_job(job_file: str, overrides: Sequence[str], settings: Mapping[str, 
         _set(document, name, _typed(name, text))
     for name, value in settings.items():
         _set(document, name, value)
+    if "activation_checkpoint.mode" in settings:
+        _decide_plan(document, with_plan="autosac.plan" in settings)
     return tomlkit.dumps(document)
+
+
+def _decide_plan(document: tomlkit.TOMLDocument, *, with_plan: bool) -> None:
+    """Take out of the job's own ``[autosac]`` section what contradicts the decision: a budget beside a plan, or any plan."""
+    section: Any = document.get("autosac", {})
+    section.pop("budget", None) if with_plan else section.pop("plan", None)
+    if not with_plan and "enable" in section:
+        section["enable"] = False
 
 
 def _set(document: tomlkit.TOMLDocument, name: str, value: Any) -> None:

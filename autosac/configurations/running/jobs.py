@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from autosac.configurations.found.job_files import OWN_SPLITS
 from autosac.configurations.space.layout import USUAL_STAGES, ModelFacts
-from autosac.configurations.space.space import MEANINGS, Space
+from autosac.configurations.space.space import MEANINGS, Optimizer, Space
 from autosac.configurations.space.wanted import Own
 from autosac.errors import UsageError
 from autosac.jobs.checks import given_settings, read_setting
@@ -65,17 +65,21 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         pipelines=python.pipelines if python is not None else has_pipelines(str(read("model.name"))),
         own_stages=python is None and "n_layers" in model,
         ends_less=(_less(read, "first"), _less(read, "last")),
+        python=python is not None,
     )
     each = 2 if read("training.dtype") == "bfloat16" else 4
+    optimizer = str(read("optimizer.implementation") or "fused")
+    of_states = 2 if "bf16" in optimizer else each
     converters = read("model.converters") or ()
     return Own(
         facts=facts,
         compiled=str(read("compile.enable")).lower() == "true",
         global_batch=global_batch or _global_batch(read, world_size),
         converters=tuple(converters.split(",")) if isinstance(converters, str) else tuple(converters),
-        state_bytes=each * (1 + _PER_PARAMETER.get(str(read("optimizer.name")), 0)),
+        state_bytes=each + of_states * _PER_PARAMETER.get(str(read("optimizer.name")), 0),
         gradient_bytes=each,
         python=python,
+        optimizer=None if optimizer in get_args(Optimizer) else optimizer,
     )
 
 

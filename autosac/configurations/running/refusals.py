@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -62,6 +62,16 @@ class Refusals:
                     if _is_to_blame(feature, layouts):
                         return reason
         return None
+
+
+def unlike(layouts: Iterable[Layout]) -> Iterator[Layout]:
+    """Those that have a knob at a value that none before had. If all of them are refused, hardly any of the others is not."""
+    seen: set[tuple[str, Any]] = set()
+    for layout in dict.fromkeys(layouts):
+        values = {(name, getattr(layout, name)) for name in ("gpu", *_KNOBS)}
+        if not values <= seen:
+            seen |= values
+            yield layout
 
 
 def _features(layout: Layout) -> Iterator[Feature]:

@@ -27,14 +27,14 @@ from autosac.configurations.bounds.bounds import memory_bound_bytes, recomputing
 from autosac.configurations.bounds.known_bounds import LayoutBounds
 from autosac.configurations.bounds.machines import Machines
 from autosac.configurations.bounds.shapes import ModelCosts
-from autosac.configurations.bounds.sheets import Sheet, sheet_layout
+from autosac.configurations.bounds.sheets import Sheet, runs_as_its_sheet, sheet_layout
 from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, PredictedStep, SheetTask
 from autosac.configurations.evaluating.study import Study
 from autosac.configurations.evaluating.workers import WorkerLost, Workers
 from autosac.configurations.found.job_files import job_path, written_job
 from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
-from autosac.configurations.running.refusals import Refusals
+from autosac.configurations.running.refusals import Refusals, unlike
 from autosac.configurations.running.sampling import Sampler, sampled
 from autosac.configurations.running.too_large import TooLarge
 from autosac.configurations.space.layout import (
@@ -95,9 +95,8 @@ class TitanSearch:
         for offer in self._wanted.request.offers:
             per_node = self._machines.per_node(offer.gpu)
             own = self._own
-            some = legal(
-                self._wanted.space, offer.gpu, offer.world_size, per_node, own.global_batch, own.facts, own.compiled
-            )
+            rest = (offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
+            some = legal(self._wanted.space, offer.gpu, *rest)
             found += itertools.islice(some, _MOST_LAYOUTS + 1)
             if len(found) > _MOST_LAYOUTS:
                 self.sampled = True
@@ -113,8 +112,8 @@ class TitanSearch:
 
     def _why_none(self) -> str:
         offer, own = self._wanted.request.offers[0], self._own
-        per_node = self._machines.per_node(offer.gpu)
-        return why_none(self._wanted.space, offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
+        rest = (self._machines.per_node(offer.gpu), own.global_batch, own.facts, own.compiled)
+        return why_none(self._wanted.space, offer.world_size, *rest)
 
     def run(self, on_change: Callable[[SearchState[Layout]], None] = lambda _: None) -> SearchResult:
         """Search to the end. Interrupted, `result` has what was found. `on_change` gets what has been found so far."""
@@ -193,23 +192,24 @@ class TitanSearch:
             target=self._machines.target(layout),
             overrides=(*job.overrides, *arguments_of(settings)),
             world_size=layout.world_size,
-            progress=_silent,
         )
 
     # ---- bounds ----
 
     def first_bounds(self) -> dict[Layout, float]:
-        """The bounds by the parameters' shapes, which the first sheet that can be captured tells."""
+        """By the parameters' shapes, which the first sheet tells; 0 if there is none, but layouts that run without."""
         reasons: list[str] = []
-        for layout in {sheet_layout(layout).key: layout for layout in self.layouts}.values():
+        for served in unlike(map(sheet_layout, self.layouts)):
             self._progress("capturing a few layers")
-            self.ask_sheet(layout)
-            sheet = self.sheet_of(layout)
+            self.ask_sheet(served)
+            sheet = self.sheet_of(served)
             if isinstance(sheet, Sheet):
                 return {layout: self.bounds.first(layout, sheet) for layout in self.layouts}
             reasons.append(str(sheet))
-            if len(reasons) == 3:
-                break
+        for layout in unlike(layout for layout in self.layouts if not runs_as_its_sheet(layout)):
+            work = PendingWork(self._machines.key("layout", layout), self.task(layout, 0.0))
+            if "refused" not in (self._ask(work) or {"refused": ""}):
+                return dict.fromkeys(self.layouts, 0.0)
         raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
 
     def sheet_bound(self, layout: Layout, room_bytes: float | None = None) -> float | None:
@@ -227,12 +227,17 @@ class TitanSearch:
 
     def ask_sheet(self, layout: Layout) -> None:
         """Have the sheet that serves a layout captured, unless that has been done."""
-        work = self._sheet_work(layout)
-        while self.sheet_of(layout) is None:
+        self._ask(self._sheet_work(layout))
+
+    def _ask(self, work: PendingWork) -> dict[str, Any] | None:
+        """Have work done, unless that has been done; None if it fails."""
+        key = str(work.key)
+        while (answer := self._answer(key)) is None and key not in self._lost:
             future = self.workers.submit(work.content)
             while not future.done():
                 wait([future], timeout=1.0)  # a little, so that signals are handled
             self.finished(work, future)
+        return answer
 
     def _shape(self, layout: Layout) -> ModelCosts:
         sheet = self.sheet_of(layout)
@@ -275,8 +280,7 @@ class TitanSearch:
         if sheet is None:
             return self._sheet_work(layout)
         if isinstance(sheet, str):
-            alike = layout.pipeline == 1 and (layout.shard > 1 or layout.context > 1)  # FSDP, as the sheet's
-            if alike and self._machines.key("sheet", sheet_layout(layout)) not in self._lost:
+            if runs_as_its_sheet(layout) and self._machines.key("sheet", sheet_layout(layout)) not in self._lost:
                 return self._refuse(layout, sheet, sheet_layout(layout))
         else:
             self._refusals.taken(sheet_layout(layout))
@@ -394,7 +398,7 @@ class TitanSearch:
             self._plans[key] = answer["plan"]
             self._derived.add(layout)
         fitting = [row.score for row in rows if row.measured.fits]
-        if not fitting and "skipped" not in answer and layout not in self._failed:
+        if not fitting and not {"skipped", "unplanned"} & answer.keys() and layout not in self._failed:
             self._too_large.note(layout)
         return min(fitting, default=math.inf)
 
@@ -493,7 +497,3 @@ def put_off(layout: Layout, bound: float) -> float:
     with all microbatches. So the best is known early, and deep pipelines whose bounds are above it are never worked out.
     """
     return bound * (1 + _PUT_OFF * math.log2(layout.pipeline * (layout.microbatches if layout.pipeline > 1 else 1)))
-
-
-def _silent(_: str) -> None:
-    pass

@@ -30,7 +30,7 @@ from autosac.simulation import Target
 from autosac.titan.python_jobs import PythonJob
 from autosac.titan.version import check_job, installed_version
 
-_ANSWERS = "answers 11"  # of what form the answers in a study are
+_ANSWERS = "answers 12"  # of what form the answers in a study are
 
 
 @contextlib.contextmanager
@@ -39,6 +39,7 @@ def searching(request: SearchRequest, progress: Callable[[str], None] = lambda _
     check_job(request.job)
     first, overrides, knobs = request.offers[0], tuple(request.overrides), request.knobs
     own = own_of(request.job, overrides, first.world_size, request.global_batch)
+    knobs = own.space(knobs)
     check_space(knobs, own.python)
     check_experts(knobs, own.facts)
     target = Target.of(first.gpu, first.world_size, cluster=first.cluster, allocator=knobs.allocator[0])

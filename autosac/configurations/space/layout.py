@@ -9,8 +9,10 @@ accumulation (TorchTitan's local batch is the microbatch), with one in g / micro
 is g).
 
 `legal` leaves out what TorchTitan asserts: what does not divide (GPUs, batch, sequence, heads, experts), pipelines with fewer
-layers than stages, replicas without shards beside other parallelism, asynchronous tensor parallelism without compilation;
-and what PyTorch's schedules do: too few microbatches, or numbers of them that are no whole rounds.
+layers than stages, asynchronous tensor parallelism without compilation; and what PyTorch's schedules do: too few microbatches,
+or numbers of them that are no whole rounds. FSDP's ranks are those of shards and context. TorchTitan 0.2 replicates a model
+without FSDP (by DDP) only where nothing else divides it, and spreads experts only with FSDP. TorchTitan 0.3 always applies
+FSDP, to a single rank as well: there, too, it frees or keeps parameters, which takes another time.
 What it refuses for other reasons shows in an evaluation, once.
 """
 
@@ -120,7 +122,7 @@ class Layout:
         if self.pipeline > 1:
             words += [self.schedule, *(["balanced"] if self.split == "balanced" else [])]
             words += [f"{self.stages} stages a rank"] if self.stages != USUAL_STAGES else []
-        if self.keeps_parameters:
+        if self.reshard == "never":
             words.append("no reshard")
         flags = {
             "compile": self.compile,
@@ -143,7 +145,7 @@ class Layout:
 class ModelFacts(NamedTuple):
     """What of a model decides legality, as far as it is known (0: not known). `active_experts`: those of a token, at least;
     `pipelines`: whether any can run; `own_stages`: whether a job can say which layers a stage has; `ends_less`: how many
-    layers fewer it gives its first and last stage.
+    layers fewer it gives its first and last stage; `python`: a job of TorchTitan 0.3.
     """
 
     layers: int = 0
@@ -155,6 +157,7 @@ class ModelFacts(NamedTuple):
     pipelines: bool = True
     own_stages: bool = True
     ends_less: tuple[int, int] = (1, 1)
+    python: bool = False
 
 
 def settings_of(
@@ -227,7 +230,7 @@ def legal(
 
 def is_legal(layout: Layout, space: Space, facts: ModelFacts) -> bool:
     """Whether a layout whose degrees fill the GPUs is worth a try. See the module."""
-    return _divides(layout, facts) and _is_sensible(layout, space)
+    return _divides(layout, facts) and _is_sensible(layout, space, facts)
 
 
 def why_none(
@@ -246,6 +249,9 @@ def why_none(
 def _first_unmet(
     space: Space, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
 ) -> str:
+    for name in ("activation_offload", "chunk_loss"):
+        if False not in getattr(space, name) and "autosac" not in space.checkpointing:
+            return f'{name} is what AutoSAC\'s plans do: checkpointing needs "autosac"'
     values = knobs_of(space, world_size, gpus_per_node, facts, compiled)
     degrees = itertools.product(*(values[name] for name in ("tensor", "context", "pipeline")))
     ranks = {world_size // math.prod(some) for some in degrees if world_size % math.prod(some) == 0}
@@ -258,7 +264,7 @@ def _first_unmet(
             f"a global batch of {global_batch} is no multiple of the data-parallel ranks ({_either(ranks)}) times the "
             f"microbatch ({_either(values['microbatch'])})"
         )
-    if facts.seq_len % 2:
+    if facts.seq_len % 2 and not facts.python:
         return f"TorchTitan takes sequences of an even number of tokens, not of {facts.seq_len}"
     made = _combinations(space, "", world_size, gpus_per_node, global_batch, facts, compiled)
     if not any(_divides(layout, facts) for layout in made):
@@ -358,7 +364,7 @@ def _divides(layout: Layout, facts: ModelFacts) -> bool:
         return False
     if any(heads % tensor for heads in (facts.heads, facts.kv_heads)):
         return False
-    if facts.seq_len % (tensor * 2 * context):
+    if facts.seq_len % (tensor * (1 if facts.python and context == 1 else 2 * context)):
         return False
     if (
         facts.experts % expert
@@ -368,7 +374,7 @@ def _divides(layout: Layout, facts: ModelFacts) -> bool:
         return False
     # Experts are spread over ranks of FSDP's, context and tensor parallelism.
     borrowed = layout.shard * context * (tensor if layout.expert_tensor == 1 else 1)
-    if expert > 1 and borrowed % expert:
+    if expert > 1 and (borrowed % expert or not _has_fsdp(layout, facts)):
         return False
     stages = layout.pipeline * layout.stages_per_rank
     if not facts.layers or layout.pipeline == 1:
@@ -378,16 +384,18 @@ def _divides(layout: Layout, facts: ModelFacts) -> bool:
     return torchtitan_split(facts.layers, stages, *facts.ends_less) is not None
 
 
-def _is_sensible(layout: Layout, space: Space) -> bool:
+def _has_fsdp(layout: Layout, facts: ModelFacts) -> bool:
+    return facts.python or layout.shard * layout.context > 1
+
+
+def _is_sensible(layout: Layout, space: Space, facts: ModelFacts) -> bool:
     """Not refused by TorchTitan, and no second name of another layout."""
-    others = layout.tensor * layout.context * layout.pipeline
-    if layout.replicate > 1 and layout.shard == 1 and others > 1:
-        return False  # DDP beside other parallelism
-    if layout.shard * layout.context == 1 and layout.reshard != space.reshard_after_forward[0]:
-        return False  # without FSDP nothing is resharded
+    if not _has_fsdp(layout, facts):
+        if layout.replicate > 1 and layout.tensor * layout.pipeline > 1:
+            return False  # DDP beside other parallelism
+        if layout.cpu_offload or layout.reshard != space.reshard_after_forward[0]:
+            return False  # there is nothing to offload or to reshard
     if layout.async_tensor and not (layout.tensor > 1 and layout.compile):
-        return False
-    if layout.cpu_offload and layout.shard * layout.context == 1:
         return False
     if (layout.activation_offload or layout.chunk_loss) and "autosac" not in space.checkpointing:
         return False  # they are AutoSAC's plans'

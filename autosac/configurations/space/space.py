@@ -23,6 +23,7 @@ Checkpointing = Literal["none", "full", "selective-op", "autosac"]
 Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
 Split = Literal["torchtitan", "balanced"]
 Reshard = Literal["always", "never"]
+Optimizer = Literal["fused", "foreach", "for-loop"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
 
 
@@ -68,9 +69,7 @@ class Space(BaseModel):
     compile: Switch | None = None
     async_tensor_parallel: Switch = (False,)
     float8: Switch = (False,)
-    optimizer: Annotated[tuple[Literal["fused", "foreach", "for-loop"], ...], MinLen(1), AfterValidator(_distinct)] = (
-        "fused",
-    )
+    optimizer: Annotated[tuple[Optimizer, ...], MinLen(1), AfterValidator(_distinct)] = ("fused",)
     cpu_offload: Switch = (False,)
     activation_offload: Switch = (False,)
     chunk_loss: Switch = (False,)

@@ -26,7 +26,9 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What the job's settings say of themselves. `python`: the job, if it is one of TorchTitan 0.3."""
+    """What the job's settings say of themselves. `python`: the job, if it is one of TorchTitan 0.3. `optimizer`: the
+    implementation of its optimizer, if that is none of the knob's values.
+    """
 
     facts: ModelFacts
     compiled: bool
@@ -35,3 +37,10 @@ class Own:
     state_bytes: int = _ADAM
     gradient_bytes: int = 4
     python: PythonJob | None = None
+    optimizer: str | None = None
+
+    def space(self, asked: Space) -> Space:
+        """The space, with the job's own optimizer where nobody asks for another one: its states may be of another type."""
+        if self.optimizer is None or "optimizer" in asked.model_fields_set:
+            return asked
+        return asked.model_copy(update={"optimizer": (self.optimizer,)})
