@@ -30,7 +30,7 @@ class JobDescription(NamedTuple):
 
 
 def planned_by_itself(plan: str) -> UsageError:
-    """For who asks for the step of a job as it is, which follows a plan: that in a file, or one that it makes as it starts."""
+    """The error for a request of the step of a job as it is, if the job follows a plan: one in a file, or one of its own."""
     given = f"--plan {plan}" if plan else "--plan with one"
     return UsageError(f"the job is checkpointed by a plan: give {given}, or --ac for another way")
 
