@@ -177,7 +177,7 @@ def compared(reported: StepSize, *later: StepSize) -> list[str]:
 
 
 def test_steps_that_take_more_are_named() -> None:
-    """The largest and the longest, if they take more than 5 % more; up to that, shorter and unpriced ones are no news."""
+    """The largest and the longest, if they take more than 5 % more; up to that, and unpriced ones, are no news."""
     reported = StepSize(3, 100 * GIB, 100.0)
     assert compared(reported) == []
     assert compared(reported, StepSize(4, 105 * GIB, 105.0), StepSize(5, GIB, None), StepSize(6, GIB, 1.0)) == []
@@ -189,6 +189,17 @@ def test_steps_that_take_more_are_named() -> None:
     ]
     assert compared(StepSize(3, 100 * GIB, None), longer) == []
     assert StepDifferences().notes() == []
+
+
+def test_a_reported_step_that_does_more_than_all_others_is_named() -> None:
+    """A checkpoint in the second step: each later one is shorter by more than 5 %. One as long is like it."""
+    reported, short, shorter = StepSize(2, GIB, 106.0), StepSize(3, GIB, 100.0), StepSize(4, GIB, 77.7)
+    assert compared(reported, short, shorter) == [
+        "steps differ: step 3 takes 100.0 ms, the reported step 106.0 ms, of which something that other steps do not do (an "
+        "evaluation, a checkpoint) is a part"
+    ]
+    assert compared(reported, short, StepSize(4, GIB, None)) == []
+    assert compared(reported, StepSize(3, GIB, 101.0), shorter) == []
 
 
 def test_calls_that_make_a_step_another_one() -> None:
