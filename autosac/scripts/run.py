@@ -185,7 +185,7 @@ class ScriptRun:
         return self._outcome(exit_code)
 
     def _outcome(self, exit_code: int) -> ScriptOutcome:
-        if self._kept is not None and not self._trace_file.exists():
+        if self._kept is not None and not exit_code and not self._trace_file.exists():
             self._kept[1].save(self._trace_file)
         return ScriptOutcome(
             exit_code=exit_code,
