@@ -97,6 +97,25 @@ class Candidates:
         return candidate
 
 
+def find_border(fits: Callable[[int], bool], guess: int, count: int) -> int:
+    """The last of `count` ascending choices that fits, where what fits comes first; -1 if none does.
+
+    Asks near the guess first, then further away in doubled strides, then in the middle of the rest: each answer is a capture.
+    """
+    low, high, i, stride = -1, count, guess, 1
+    while high - low > 1:
+        if fits(i):
+            low = i
+        else:
+            high = i
+        if low >= 0 and high < count:
+            i = (low + high) // 2
+        else:
+            i = max(0, high - stride) if low < 0 else min(count - 1, low + stride)
+            stride *= 2
+    return low
+
+
 class Bracket:
     """What a solver is to keep within, `inner`, such that the verified peak becomes `target_bytes`.
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autosac.errors import CaptureError, InfeasibleError
-from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier, is_faster, own_note
+from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier, find_border, is_faster, own_note
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.idle_notes import idle_notes
@@ -134,18 +134,12 @@ class Search:
         """
 
         def fits(i: int) -> bool:
-            if not 0 <= i < len(BUDGETS):
-                return i < 0
             plan = plan_of(self._planner.base, goal, ())
             settings = replace(plan.settings, memory_budget=BUDGETS[i])
             return self._candidates.verify(replace(plan, settings=settings)).fits(goal)
 
         share = goal.budget_bytes / max(1, none.peak_bytes(goal.budget_kind))
-        i = min(len(BUDGETS) - 1, int(len(BUDGETS) * share))
-        while fits(i + 1):
-            i += 1
-        while not fits(i):
-            i -= 1
+        find_border(fits, min(len(BUDGETS) - 1, int(len(BUDGETS) * share)), len(BUDGETS))
 
     def fit(self, goal: Goal, costs: Costs | None) -> None:
         """Verify plans until one fits and uses the budget, or no inner budget is left to try.

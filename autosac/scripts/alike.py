@@ -22,7 +22,13 @@ from typing import Any
 from autosac.capture.record.log import in_order
 from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Label, Op, Signature, Trace
 
-_OPERANDS = ("number", "Optional[number]", "Tensor")  # types of PyTorch's schemas; a number may stand for a tensor
+_OPERANDS = (
+    "number",
+    "Optional[number]",
+    "List[number]",
+    "float",
+    "Tensor",
+)  # of schemas; a number may stand for a tensor
 _TRAINED = (Label.PARAMETER, Label.BUFFER, Label.GRADIENT, Label.OPTIMIZER_STATE)
 _PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
 
@@ -52,6 +58,14 @@ def train_alike(one: Trace, other: Trace) -> bool:
     kinds: dict[Signature, int] = {}
     work = _work(one, kinds)
     return bool(work) and one.info.parameter_shapes == other.info.parameter_shapes and work == _work(other, kinds)
+
+
+def operators(events: Sequence[Event], signatures: Sequence[Signature], kinds: dict[Signature, int]) -> Counter[int]:
+    """How often there is each kind of operator, whatever numbers it computes with: an optimizer's change with each step."""
+    found: Counter[int] = Counter()
+    for signature, count in Counter(event.signature for event in events if type(event) is Op).items():
+        found[kinds.setdefault(_placeless(signatures[signature]), len(kinds))] += count
+    return found
 
 
 def planned_ranks(traces: Sequence[Trace]) -> tuple[int, ...]:

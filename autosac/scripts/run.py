@@ -34,6 +34,7 @@ from autosac.errors import UsageError
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
 from autosac.scripts import profiler
+from autosac.scripts.alike import operators
 from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.devices import check_devices
 from autosac.scripts.differences import StepDifferences, StepSize
@@ -41,9 +42,9 @@ from autosac.scripts.exchange import Exchange
 from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
-from autosac.scripts.timing import StepTimes
+from autosac.scripts.timing import Mark, StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
-from autosac.trace import Op, Trace, TraceInfo
+from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
 
 _FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
 _MOST_STOPS = 3
@@ -63,12 +64,15 @@ class ScriptRun:
 
         self._session = CaptureSession(target.gpu, CUDA, before=follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
-        self._times = StepTimes(self._present, self._simulation, self._has_changed)
+        self._times = StepTimes(self._present, self._simulation, self._has_changed, self._waited)
         self._kept: tuple[int, Trace] | None = None
         self._shown: Simulation | None = None  # the kept step, with those of other ranks
         self._notes: dict[str, None] = {}
         self._differences = StepDifferences()
+        self._kinds: dict[Signature, int] = {}
         self._compared = 0, 0  # the step and its events when it was last compared with the reported one
+        self._last_wait: Mark | None = None
+        self._searched = 0, 0  # a step, and its events among which waits have been looked for
         self._devices = 0  # known to be the process's own
         self.stopped = False
         self.leave: Callable[[], None] = lambda: None  # ends the process
@@ -181,7 +185,7 @@ class ScriptRun:
         return self._outcome(exit_code)
 
     def _outcome(self, exit_code: int) -> ScriptOutcome:
-        if self._kept is not None and not self._trace_file.exists():
+        if self._kept is not None and not exit_code and not self._trace_file.exists():
             self._kept[1].save(self._trace_file)
         return ScriptOutcome(
             exit_code=exit_code,
@@ -255,13 +259,15 @@ class ScriptRun:
                     return  # nobody sees its clock, and the others' steps are those without a plan
                 shown = self._shown = self._together(simulation)
                 self._times.keep(shown, simulation.step_ms)
-                self._differences.report(StepSize(number, self._memory.step_peak_bytes, shown.step_ms), calls)
+                size = StepSize(number, self._memory.step_peak_bytes, shown.step_ms)
+                self._differences.report(size, calls, self._calls(self._steps.over_at))
                 if self._request.fast_forward:
                     self._skip_from(number)
 
-    def _calls(self) -> Counter[int]:
-        """The operators of the step under way, by signature."""
-        return Counter(event.signature for event in self._session.recorder.log.events if type(event) is Op)
+    def _calls(self, events: int | None = None) -> Counter[int]:
+        """The operators of the step under way, or among its first events, by kind."""
+        recorder = self._session.recorder
+        return operators(recorder.log.events[:events], recorder.signatures.finished(), self._kinds)
 
     def _has_changed(self) -> bool:
         """Whether the step under way, whose optimizer has stepped, does something else than the reported one."""
@@ -270,7 +276,7 @@ class ScriptRun:
         if not steps.is_over or steps.forward.active or place == self._compared:
             return False
         self._compared = place
-        return self._differences.are_many(self._calls())
+        return self._differences.are_many(self._calls(), ended=False)
 
     def _skip_from(self, number: int) -> None:
         self._steps.forward.begin(len(self._session.recorder.log.events))
@@ -325,6 +331,20 @@ class ScriptRun:
             return self._steps.number, self._steps.forward.events
         log = self._session.recorder.log
         return self._steps.number, len(log.events) if self._steps.number else 0
+
+    def _waited(self) -> Mark | None:
+        """Where in the step under way the host last waited for all that it had issued, to a stream or to all."""
+        step, events = self._present()
+        if self._steps.forward.active or step != self._searched[0]:
+            self._last_wait, self._searched = None, (step, 0)
+        if not step or self._steps.forward.active:
+            return None
+        for place in range(self._searched[1], events):
+            event = self._session.recorder.log.events[place]
+            if type(event) is HostWait and event.event < 0:
+                self._last_wait = Mark(step, place, event.stream)
+        self._searched = step, events
+        return self._last_wait
 
     def _to_show(self) -> Simulation | None:
         """The kept step, or what there is before it; None if there is nothing."""

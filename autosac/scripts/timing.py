@@ -8,6 +8,7 @@ Before the first step time stands still.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,8 +50,10 @@ class _Times:
         return float(self.host_ms[min(events, len(self.host_ms)) - 1]) if events and len(self.host_ms) else 0.0
 
     def device_at(self, mark: Mark) -> float:
-        """When the stream has done all that was issued to it before."""
-        ended = self.device_ms[: mark.events][self.stream[: mark.events] == mark.stream]
+        """When the stream has done all that was issued to it before; stream -1: when all have."""
+        ended = self.device_ms[: mark.events]
+        if mark.stream >= 0:
+            ended = ended[self.stream[: mark.events] == mark.stream]
         ended = ended[np.isfinite(ended)]
         return float(ended.max()) if ended.size else self.host_at(mark.events)
 
@@ -58,13 +61,19 @@ class _Times:
 class StepTimes:
     """A `DeviceClock`. `present` gives the number of the step under way (0: none) and of its events so far.
 
-    `simulation` simulates it as far as it has come, and `changed` says whether it is known to do something else than others.
+    `simulation` simulates it as far as it has come, `changed` says whether it is known to do something else than others, and
+    `waited` where in it the host last waited for a stream, or for all.
     """
 
     def __init__(
-        self, present: Callable[[], tuple[int, int]], simulation: Callable[[], Simulation], changed: Callable[[], bool]
+        self,
+        present: Callable[[], tuple[int, int]],
+        simulation: Callable[[], Simulation],
+        changed: Callable[[], bool],
+        waited: Callable[[], Mark | None],
     ) -> None:
         self._changed = changed
+        self._waited = waited
         self._present = present
         self._simulation = simulation
         self._begin_ms: dict[int, float] = {}
@@ -110,8 +119,18 @@ class StepTimes:
         """Simulated seconds since the first step began."""
         step, events = self._present()
         if step:  # a step that proves shorter than the others, when it has ended, does not turn time back
-            self._told_ms = max(self._told_ms, self._begin_ms[step] + self._of(step).host_at(events))
+            now_ms = self._begin_ms[step] + self._of(step).host_at(events)
+            self._told_ms = max(self._told_ms, now_ms, self._waited_ms())
         return self._told_ms / 1e3
+
+    def _waited_ms(self) -> float:
+        """When the device had done what the host last waited for. The kept step may not have waited there."""
+        mark = self._waited()
+        if mark is None:
+            return 0.0
+        before = mark.step - 1
+        done_ms = self._device_ms(Mark(before, sys.maxsize, mark.stream)) if before in self._begin_ms else 0.0
+        return max(done_ms, self._device_ms(mark))
 
     def mark(self, stream: int) -> Mark:
         """The present place on a stream."""

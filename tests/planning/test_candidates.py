@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from autosac.planning.candidates import Bracket, Candidate, Candidates
+import pytest
+
+from autosac.planning.candidates import Bracket, Candidate, Candidates, find_border
 from autosac.planning.planner import Goal
 
 GOAL = Goal(budget_bytes=100, budget_kind="active", utilisation=0.9)
@@ -58,3 +60,19 @@ def test_a_plan_is_simulated_once() -> None:
     found: list[Any] = [candidates.verify(plan) for plan in (first, again, other)]  # type: ignore[arg-type]
     assert found[0] is found[1] and found[2] is not found[0]
     assert candidates.verified == [found[0], found[2]] and told == ["simulating (plan 1)", "simulating (plan 2)"]
+
+
+@pytest.mark.parametrize(
+    ("last", "guess", "asked"),
+    [(-1, 6, [6, 5, 3, 0]), (6, 6, [6, 7]), (5, 6, [6, 5]), (4, 6, [6, 5, 3, 4]), (8, 6, [6, 7, 8]), (0, 0, [0, 1])],
+)
+def test_the_border_is_found_in_few_answers(last: int, guess: int, asked: list[int]) -> None:
+    """Of nine choices those up to `last` fit: near the guess first, then in doubled strides, then in the middle."""
+    heard: list[int] = []
+
+    def fits(i: int) -> bool:
+        heard.append(i)
+        return i <= last
+
+    assert find_border(fits, guess, 9) == last
+    assert heard == asked

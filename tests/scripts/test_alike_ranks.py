@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from autosac.scripts.alike import planned_ranks, stands_for, train_alike
+from autosac.scripts.alike import operators, planned_ranks, stands_for, train_alike
 from autosac.trace import (
     Collective,
     Event,
@@ -19,6 +20,7 @@ from autosac.trace import (
     Op,
     Phase,
     Signature,
+    TensorMeta,
     Trace,
 )
 from traces import TraceBuilder
@@ -80,6 +82,19 @@ def test_what_is_done_counts(changes: dict[str, object]) -> None:
     """Another transfer, an operator more, other arguments, and those of the script's own operators."""
     assert not stands_for(rank(operator="mine.shift.default", number=1), rank(operator="mine.shift.default"))
     assert not stands_for(rank(), rank(**changes))  # type: ignore[arg-type]
+
+
+def test_operators_are_counted_whatever_their_numbers_are() -> None:
+    """Adam's factors and rates change in each step; other sizes, flags and operators are other kinds."""
+    size = (TensorMeta((4,), (1,), "float32", "device"),)
+    adam = [Signature("aten._foreach_div_.ScalarList", size, (), (("scalars", (n, n)),)) for n in (0.5, 0.25)]
+    fused = [Signature("aten._fused_adamw_.default", size, (), (("lr", n), ("amsgrad", False))) for n in (0.5, 0.25)]
+    others = [fused[0]._replace(arguments=(("lr", 0.5), ("amsgrad", True))), fused[0]._replace(inputs=())]
+    signatures = [*adam, *fused, *others]
+    events = [Op(number, 0, -1, Phase.OPTIMIZER, -1, (), ()) for number in (0, 1, 1, 2, 3, 4, 5)]
+    kinds: dict[Signature, int] = {}
+    assert operators(events, signatures, kinds) == Counter({0: 3, 1: 2, 2: 1, 3: 1})
+    assert operators(events[4:], signatures, kinds) == Counter({1: 1, 2: 1, 3: 1})
 
 
 def test_signatures_count_by_their_content() -> None:

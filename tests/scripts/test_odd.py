@@ -102,3 +102,25 @@ def test_jagged_tensors_take_the_memory_of_their_tokens(run: Any, tmp_path: Path
     forward = [call for call in calls if call.name == "aten._flash_attention_forward.default"]
     assert len(forward) == 1
     assert forward[0].inputs[0].shape == (945, 2, 32)
+
+
+JAGGED_LAYERS = """
+import torch
+from torch import nn
+
+model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(3))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    x = torch.nested.nested_tensor([torch.randn(n, 64) for n in (512, 100)], layout=torch.jagged, device="cuda")
+    model(x).values().sum().backward()
+    optimizer.step()
+"""
+
+
+def test_no_plan_for_modules_of_jagged_tensors(run: Any) -> None:
+    """One line says so: their sizes are no numbers."""
+    ended = run(JAGGED_LAYERS, "--plan", "1MiB", "-o", "plan.json")
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert ended.stderr.splitlines()[-1] == (
+        "autosac: no plan can be made for modules that compute with nested (jagged) tensors: plan the script without them"
+    )

@@ -114,6 +114,29 @@ def test_ranks_like_the_last_one_run_where_all_communicate_with_all(
     assert json.loads(ended.stdout)["script"]["ran"] == ran
 
 
+ENDS_EARLY = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+model = DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    if step == 2 and dist.get_rank() == 1:
+        raise ValueError("the folder exists already")
+    optimizer.step()
+"""
+
+
+def test_a_silent_rank_that_fails_before_its_step_is_reported(run: Any) -> None:
+    """Its earlier steps do not stand for the one that is compared, the third: its own error is shown, and who it was."""
+    ended = run(ENDS_EARLY, "--nproc", "2")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "ValueError: the folder exists already" in ended.stderr
+    assert "autosac: this was rank 1 (--rank 0 runs only that one)" in ended.stderr
+
+
 CONSOLIDATED = """
 import torch, torch.distributed as dist
 from torch import nn

@@ -31,7 +31,10 @@ class Script:
     def __init__(self, ms: tuple[float, ...], streams: tuple[int, ...] = (), *, waits: bool = False) -> None:
         self.ms, self.streams, self.waits = ms, streams or (0,) * len(ms), waits
         self.step, self.events, self.changed, self.simulated = 0, 0, False, 0
-        self.times = StepTimes(lambda: (self.step, self.events), self.simulation, lambda: self.changed)
+        self.waited: Mark | None = None
+        self.times = StepTimes(
+            lambda: (self.step, self.events), self.simulation, lambda: self.changed, lambda: self.waited
+        )
 
     def simulation(self, events: int | None = None) -> Simulation:
         """Of the step as far as it has come, or of so many events."""
@@ -139,6 +142,23 @@ def test_a_step_that_begins_before_the_device_is_done_takes_no_longer() -> None:
     assert [b - a for a, b in pairwise(read)] == pytest.approx([kept.step_ms] * 4, rel=0.01)
 
 
+def test_a_wait_that_the_kept_step_has_elsewhere() -> None:
+    """A step begins before the device has done with the kept one, and waits for it at once: until all of that is done."""
+    script = Script((5.0, 7.0))
+    kept = script.simulation(2)
+    times = script.at(1, 2)
+    times.end(1)
+    times.keep(kept, kept.step_ms)
+    begun = script.at(2, 0).elapsed_s()
+    assert 0.0 < begun < 1e-3
+    script.waited = Mark(2, 0, 1)  # another stream, which has nothing to do
+    assert script.at(2, 0).elapsed_s() == pytest.approx(begun, abs=1e-4)
+    script.waited = Mark(2, 0, -1)
+    assert 12e-3 < script.at(2, 0).elapsed_s() < 12.1e-3
+    script.waited = Mark(2, 1, 0)  # its first operator as well
+    assert 17e-3 < script.at(2, 1).elapsed_s() < 17.2e-3
+
+
 def test_a_step_that_does_something_else_is_priced_once() -> None:
     """Its time is that of its own events, as much longer as several ranks are; more events are another question."""
     script = Script((5.0, 7.0, 20.0))
@@ -170,14 +190,14 @@ def compared(reported: StepSize, *later: StepSize) -> list[str]:
     """The notes of a script with these steps."""
     steps = StepDifferences()
     steps.add(StepSize(1, 10**15, 1e9))  # before the reported one: no later step
-    steps.report(reported, Counter({1: 1}))
+    steps.report(reported, Counter({1: 1}), Counter({1: 1}))
     for size in later:
         steps.add(size)
     return steps.notes()
 
 
 def test_steps_that_take_more_are_named() -> None:
-    """The largest and the longest, if they take more than 5 % more; up to that, shorter and unpriced ones are no news."""
+    """The largest and the longest, if they take more than 5 % more; up to that, and unpriced ones, are no news."""
     reported = StepSize(3, 100 * GIB, 100.0)
     assert compared(reported) == []
     assert compared(reported, StepSize(4, 105 * GIB, 105.0), StepSize(5, GIB, None), StepSize(6, GIB, 1.0)) == []
@@ -191,16 +211,36 @@ def test_steps_that_take_more_are_named() -> None:
     assert StepDifferences().notes() == []
 
 
+def test_a_reported_step_that_does_more_than_all_others_is_named() -> None:
+    """A checkpoint in the second step: each later one is shorter by more than 5 %. One as long is like it."""
+    reported, short, shorter = StepSize(2, GIB, 106.0), StepSize(3, GIB, 100.0), StepSize(4, GIB, 77.7)
+    assert compared(reported, short, shorter) == [
+        "steps differ: step 3 takes 100.0 ms, the reported step 106.0 ms (which may evaluate, save a checkpoint, or have a "
+        "larger batch)"
+    ]
+    assert compared(reported, short, StepSize(4, GIB, None)) == []
+    assert compared(reported, StepSize(3, GIB, 101.0), shorter) == []
+
+
 def test_calls_that_make_a_step_another_one() -> None:
     """More than 2 % of the reported step's, counted as those that came and those that went."""
     steps = StepDifferences()
     assert not steps.are_many(Counter({1: 1000}))
-    steps.report(StepSize(3, GIB, 1.0), Counter({1: 60, 2: 40}))
+    steps.report(StepSize(3, GIB, 1.0), Counter({1: 60, 2: 40}), Counter({1: 60}))
     assert not steps.are_many(Counter({1: 60, 2: 40}))
     assert not steps.are_many(Counter({1: 61, 2: 39}))
     assert not steps.are_many(Counter({1: 60, 2: 38}))
     assert steps.are_many(Counter({1: 61, 2: 38}))
     assert steps.are_many(Counter({1: 60, 2: 40, 7: 3}))
+
+
+def test_what_comes_after_the_update_may_still_come() -> None:
+    """Of a step that has made its update, only what the reported one did up to there is missed; what it never did counts."""
+    steps = StepDifferences()
+    steps.report(StepSize(3, GIB, 1.0), Counter({1: 60, 2: 40}), Counter({1: 60}))
+    assert not steps.are_many(Counter({1: 60}), ended=False) and steps.are_many(Counter({1: 60}))
+    assert not steps.are_many(Counter({1: 58, 2: 40}), ended=False)
+    assert steps.are_many(Counter({1: 57}), ended=False) and steps.are_many(Counter({1: 60, 7: 3}), ended=False)
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ next. More exactly, after that call a step ends, and the next one begins, with
 
 - a module's forward with gradients enabled that no other module calls,
 - an operator on the device, outside of optimizers and backwards, that reads nothing of it: a batch comes from the host, or is
-  drawn, or
-- an operator with gradients enabled that reads a parameter: the script calls functions, or methods of modules;
+  drawn (a single number is none), or
+- an operator with gradients enabled that reads a parameter: the script calls functions, or methods of modules (`detach` and
+  ``parameter.data`` compute nothing);
 
 so that reading the loss, clearing gradients and averaging weights belong to the step before. Evaluation is a part of the step
 in which it happens. The first step begins with the first such forward of a module that has parameters to train; without any,
@@ -69,8 +70,9 @@ class ScriptSteps:
     """Stands between the dispatch mode and the recorder (an OperatorLog) and finds the steps.
 
     `number`: the step that is under way, 0 before the first. `complete`: steps that have ended. `period`: calls of
-    `Optimizer.step` in a step. `marker`: the name of a function of the script, each call of which ends a step in their place.
-    `forward` does without computing steps when it is asked to begin.
+    `Optimizer.step` in a step. `over_at`: the events of the step up to the last of these calls. `marker`: the name of a
+    function of the script, each call of which ends a step in their place. `forward` does without computing steps when it is
+    asked to begin.
     """
 
     def __init__(self, recorder: Recorder, listener: ScriptListener, period: int = 1, marker: str = "") -> None:
@@ -85,6 +87,7 @@ class ScriptSteps:
         self._calls = 0
         self._first: torch.optim.Optimizer | None = None
         self._is_over = False
+        self.over_at = 0
         self._has_run_backward = self._has_stepped = False
         self._has_modules = self._is_forward = False
         self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
@@ -194,9 +197,11 @@ class ScriptSteps:
     def _stepped(self) -> None:
         self._calls += self.number > 0  # one before the first step is not a part of any
         self._is_over = self._calls % self._period == 0
+        self.over_at = len(self.recorder.log.events)
 
     def _marked(self) -> None:
         self._is_over = self.number > 0
+        self.over_at = len(self.recorder.log.events)
 
     def _begin(self) -> None:
         if self._is_over:
@@ -262,23 +267,26 @@ class ScriptSteps:
             self.differentiated()
         elif self._first is None and self._marker is None:
             self._look_for_updates(func, args)
-        if self._is_over and self._begins_step(func, args, kwargs, tensors):
+        if self._is_over and self._begins_step(func, args, kwargs, out, tensors):
             self._begin()
-        if not (self._has_modules or self._is_forward) and self.number and self._reads_parameter(args, kwargs, tensors):
-            self._is_forward = True
-            self._forward_begins()
+        if not (self._has_modules or self._is_forward) and self.number:
+            self._is_forward = self._reads_parameter(func, args, kwargs, tensors)
+            if self._is_forward:
+                self._forward_begins()
         if self.forward.active:
             return
         self.recorder.operator(func, args, kwargs, out, entry, tensors)
         self._listener.operator_ran()
 
-    def _begins_step(self, func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+    def _begins_step(self, func: Any, args: Any, kwargs: Any, out: Any, tensors: list[FakeTensor] | None) -> bool:
         if self._updating or _in_backward() or func in _ALLOCATIONS:
             return False
-        return not self._on_device(args, kwargs, tensors) or self._reads_parameter(args, kwargs, tensors)
+        if self._on_device(args, kwargs, tensors):
+            return self._reads_parameter(func, args, kwargs, tensors)
+        return not (isinstance(out, torch.Tensor) and out.dim() == 0)
 
-    def _reads_parameter(self, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
-        if not torch.is_grad_enabled() or _in_backward():
+    def _reads_parameter(self, func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:
+        if not torch.is_grad_enabled() or _in_backward() or func is torch.ops.aten.detach.default:
             return False
         return any(t.requires_grad and t.is_leaf for t in self._on_device(args, kwargs, tensors))
 

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device.masks import COMPUTED, share_of
 from autosac.capture.device.operators import per_operator
+from autosac.errors import UsageError
 from autosac.trace import Scalar, Signature, TensorMeta
 
 Work: TypeAlias = Sequence[tuple[str, Scalar]]
@@ -92,7 +93,14 @@ def is_random(func: Any, arguments: tuple[tuple[str, Scalar], ...]) -> bool:
 
 
 def tensor_meta(tensor: torch.Tensor, target: str) -> TensorMeta:
-    """Shape, stride, dtype and place of a tensor."""
+    """Shape, stride, dtype and place of a tensor.
+
+    UsageError for nested ones, which only observed modules show: their sizes are no numbers.
+    """
+    if tensor.is_nested:
+        raise UsageError(
+            "no plan can be made for modules that compute with nested (jagged) tensors: plan the script without them"
+        )
     device = tensor.fake_device.type if isinstance(tensor, FakeTensor) else tensor.device.type
     stride = tuple(map(int, tensor.stride())) if tensor.layout is torch.strided else ()
     place = "device" if device == target else "cpu"
