@@ -16,7 +16,7 @@ from typing import TypeAlias
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
 from autosac.estimator.rocm.attention import attention_us
-from autosac.estimator.rocm.memory import Memory
+from autosac.estimator.rocm.memory import RocmMemory
 from autosac.estimator.rocm.products import product_us
 from autosac.estimator.work import crosses_to_host, family
 from autosac.trace import Signature
@@ -38,7 +38,7 @@ class Rocm:
         """Model `hardware`."""
         self._known = hardware.vendor == "AMD"
         self._hardware = hardware
-        memory = Memory(hardware)
+        memory = RocmMemory(hardware)
         # family -> the rule and the relative standard error of its prices on held-out traces
         self._rules: dict[str, tuple[Rule, float]] = {
             **dict.fromkeys(("matmul", "batched_matmul"), (self._product_us, 0.15)),

@@ -55,7 +55,7 @@ _BLOCK_BYTES_PER_US, _SHARED_BYTES = 8_900.0, 2**20
 _LOOKUP_START_US, _LOOKUP_ROW_CYCLES, _LOOKUP_CYCLES = 5.0, 250.0, 0.6
 
 
-class Memory:
+class RocmMemory:
     """The memory-bound kernels of one GPU. Times are in microseconds; None where a rule does not hold."""
 
     def __init__(self, hardware: Hardware) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from searches import BUDGET, JOB, SIZE, SPACE, TINY, inputs
 
 from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
@@ -18,8 +19,6 @@ from autosac.configurations.bounds.bounds import memory_bound_bytes
 from autosac.configurations.bounds.sheets import Sheet
 from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, SheetTask
 from autosac.configurations.evaluating.workers import ThreadWorker
-from autosac.configurations.found.best_files import write_best
-from autosac.configurations.found.job_files import checkpointing_settings, written_job
 from autosac.configurations.found.results import SearchResult
 from autosac.configurations.running.engine import PendingWork, Value
 from autosac.configurations.running.jobs import check_space
@@ -27,35 +26,11 @@ from autosac.configurations.running.search import TitanSearch
 from autosac.configurations.running.sessions import searching
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Offer
-from autosac.configurations.space.request import SearchRequest
 from autosac.configurations.space.space import Space
 from autosac.errors import CaptureError, UsageError
 from autosac.jobs.tasks import TitanJob, simulate_in
 from autosac.plans import Plan
 from autosac.report.search_files import completed_search
-
-JOB = """
-[model]
-name = "llama3"
-flavor = "debugmodel"
-
-[training]
-local_batch_size = 8
-seq_len = 1024
-"""
-SPACE = Space(
-    data_parallel_replicate=(1,),
-    tensor_parallel=(1,),
-    context_parallel=(1,),
-    pipeline_parallel=(1, 2),
-    pipeline_schedule=("1F1B",),
-    microbatch=(4, 8),
-    checkpointing=("none", "full"),
-    reshard_after_forward=("always",),
-)
-TINY = SPACE.model_copy(update={"pipeline_parallel": (1,), "microbatch": (8,)})
-SIZE = ("--training.seq_len", "1024")  # as in the job's file
-BUDGET = "560MiB"  # some layouts fit as they are, some with everything recomputed, some not at all
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +39,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("search") / "job.toml"
     path.write_text(JOB)
     return path
-
-
-def inputs(job: Path, **changes: Any) -> SearchRequest:
-    """A search on two H100s."""
-    given = {"offers": (Offer(gpu="h100-sxm-80gb", world_size=2),), "space": SPACE, "budget": BUDGET, "gap": 0.0}
-    return SearchRequest(job=str(job), workers=0, **{**given, **changes})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -500,66 +469,3 @@ def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -
             arithmetic.append(found.bounds.fastest_arithmetic(layout))
             assert found.bounds.fastest_arithmetic(replace(layout, float8=True)) == arithmetic[-1] or not words
     assert arithmetic == ["bfloat16", "float8", "float4"]
-
-
-def test_the_jobs_own_plan_gives_way(tmp_path: Path) -> None:
-    """A job that plans within a budget as it starts: with a plan file the budget goes, with other checkpointing the plan."""
-    import tomllib
-
-    own = tmp_path / "own.toml"
-    own.write_text('[autosac]\nenable = true\nbudget = "68GiB"\nobserve = true\n')
-    read = [
-        tomllib.loads(written_job(str(own), (), {**checkpointing_settings(name, plan), "training.seq_len": 8}))
-        for name, plan in (("autosac", "best.plan.json"), ("full", None))
-    ]
-    assert [found["autosac"] for found in read] == [
-        {"enable": True, "plan": "best.plan.json", "observe": True},
-        {"enable": False, "budget": "68GiB", "observe": True},
-    ]
-    assert "budget" in written_job(str(own), (), {"training.seq_len": 8})
-
-
-def test_balanced_stages_are_simulated_where_they_differ(job: Path) -> None:
-    """Both splits are searched by default; stages that are TorchTitan's own are worked out once."""
-    changes = {"pipeline_parallel": (2,), "pipeline_schedule": ("1F1B", "Interleaved1F1B")}
-    space = SPACE.model_copy(update={**changes, "microbatch": (4,), "checkpointing": ("none",)})
-    with searching(inputs(job, space=space, budget="79GiB", gap=0.0)) as found:
-        found.run()
-        layouts, known = found.layouts, {**found.outcome.values, **found.outcome.pruned}
-        stages = {layout: found.stage_layers(layout) for layout in layouts}
-    assert [layout.split for layout in layouts] == ["torchtitan", "balanced"] * 2 and set(known) == set(layouts)
-    for own, balanced in zip(layouts[::2], layouts[1::2], strict=True):
-        assert (known[balanced] == math.inf) == (stages[own] == stages[balanced])
-    assert math.isfinite(min(known.values()))
-
-
-OWN_STAGES = """
-[parallelism]
-pipeline_parallel_layers_per_stage = 2
-pipeline_parallel_first_stage_less_layers = 0
-"""
-
-
-def test_the_search_decides_on_the_stages_and_the_job_carries_them(
-    job: Path, tmp_path: Path, capture_server: CaptureServer
-) -> None:
-    """A job with stages of its own, on two ranks with three stages each: written, it takes the step that the search says."""
-    import tomllib
-
-    own, best = tmp_path / "own.toml", tmp_path / "best.toml"
-    own.write_text(job.read_text() + OWN_STAGES)
-    changes = {"pipeline_parallel": (2,), "pipeline_schedule": ("Interleaved1F1B",), "stages_per_rank": (3,)}
-    changes |= {"microbatch": (4,), "checkpointing": ("none",), "pipeline_split": ("torchtitan",)}
-    space = SPACE.model_copy(update=changes)
-    given = inputs(own, space=space, budget="79GiB", study=tmp_path / "study")
-    with searching(given) as found:
-        result = found.run()
-        assert [str(layout) for layout in found.layouts] == ["pp 2, batch 4 x 4, Interleaved1F1B, 3 stages a rank"]
-    assert result.best is not None
-    write_best(best, given, result)
-    parallelism = tomllib.loads(best.read_text())["parallelism"]
-    assert [len(part) for part in parallelism["module_fqns_per_model_part"]] == [3, 1, 1, 1, 1, 2]
-    assert "pipeline_parallel_layers_per_stage" not in parallelism
-    written = TitanJob.of(str(best), gpu="h100-sxm-80gb", world_size=2)
-    simulation, _ = simulate_in(capture_server, written)
-    assert simulation.step_ms == pytest.approx(result.best.measured.step_ms)
