@@ -47,6 +47,7 @@ from benchmarks.truth import truth_folder
 # Which of several profiles with the same figures it is: PG509 is NVIDIA's SXM4 board.
 _GPUS = {"a100": "a100-sxm-40gb"}
 _WORST = 25
+_TITLE = "Operators of profiler traces"
 _NAN = math.nan
 
 
@@ -184,7 +185,7 @@ def _coverage(traces: Mapping[str, Sequence[TraceEvidence]]) -> list[str]:
     return lines
 
 
-def report(found: Mapping[str, Sequence[TraceEvidence]], title: str = "Operators of profiler traces") -> str:
+def report(found: Mapping[str, Sequence[TraceEvidence]], title: str = _TITLE) -> str:
     """The page, from the traces of each GPU."""
     judged = {gpu: judge(gpu, traces) for gpu, traces in found.items()}
     everything = [j for mine in judged.values() for j in mine]
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument(
         "--truth", type=truth_folder("traces"), required=True, metavar="DIR", help="the folder of the traces"
     )
-    parser.add_argument("--title", default="Operators of profiler traces", help="the page's first line")
+    parser.add_argument("--title", default=_TITLE, help="the page's first line")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page here")
     arguments = parser.parse_args()
     files = sorted(path for path in arguments.truth.glob("*.json*") if path.name.endswith((".json", ".json.gz")))

@@ -15,6 +15,7 @@ fastest, chose them over 32 in float32; they were checked in float16 and at anot
 from __future__ import annotations
 
 from autosac.estimator.work import item_bytes, tensor_bytes
+from autosac.memory_sim.tensor_sizes import fastest_first
 from autosac.trace import Signature, TensorMeta
 
 _SECTOR_BYTES = 64
@@ -34,7 +35,7 @@ def overfetched_bytes(signature: Signature, l2_bytes: float) -> float:
 
 
 def _extra(meta: TensorMeta, out: TensorMeta, l2_bytes: float) -> float:
-    walked = sorted((d for d, size in enumerate(out.shape) if size > 1), key=lambda d: out.stride[d])
+    walked = fastest_first(out)
     if not walked or 0 in (meta.stride[d] for d in walked):
         return 0.0
     item = item_bytes(meta.dtype)

@@ -19,6 +19,7 @@ import math
 from itertools import pairwise
 
 from autosac.estimator.work import base_name, item_bytes
+from autosac.memory_sim.tensor_sizes import fastest_first
 from autosac.trace import Signature, TensorMeta
 
 LATE_CYCLES = 1_850.0
@@ -133,7 +134,7 @@ def _walked_dimensions(signature: Signature) -> int:
             return 2  # a concatenation has dimensions of its own
         repeated = (s if n == m else 0 for n, m, s in zip(meta.shape, out.shape[missing:], meta.stride, strict=True))
         strides.append((*(0,) * missing, *repeated))
-    order = sorted((d for d, size in enumerate(out.shape) if size > 1), key=lambda d: out.stride[d])
+    order = fastest_first(out)
     joined = sum(all(s[outer] == s[inner] * out.shape[inner] for s in strides) for inner, outer in pairwise(order))
     return max(2, len(order) - joined)
 
@@ -143,13 +144,15 @@ def walked_across(signature: Signature) -> float:
     size.
     """
     out = signature.outputs[0]
-    fastest = min((d for d, size in enumerate(out.shape) if size > 1), key=lambda d: out.stride[d], default=None)
-    if fastest is None or not any(
-        meta.shape == out.shape and meta.stride[fastest] * item_bytes(meta.dtype) >= _SECTOR
-        for meta in walked(signature)
-    ):
+    if not any(meta.shape == out.shape and lies_apart(meta, out) for meta in walked(signature)):
         return 0.0
-    return min(1.0, out.shape[fastest] / _TURN)
+    return min(1.0, out.shape[fastest_first(out)[0]] / _TURN)
+
+
+def lies_apart(meta: TensorMeta, out: TensorMeta) -> bool:
+    """Whether neighbours of the result lie in different sectors of this input, which has as many dimensions."""
+    order = fastest_first(out)
+    return bool(order) and meta.stride[order[0]] * item_bytes(meta.dtype) >= _SECTOR
 
 
 def walked(signature: Signature) -> list[TensorMeta]:

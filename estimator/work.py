@@ -23,6 +23,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from autosac.memory_sim.tensor_sizes import fastest_first
 from autosac.trace import Scalar, Signature, TensorMeta
 
 _ITEM_BYTES = {
@@ -411,8 +412,7 @@ def reduces_outer(signature: Signature) -> bool:
     data = signature.inputs[0]
     if math.prod(data.shape) <= 1:
         return False
-    fastest = min((i for i, size in enumerate(data.shape) if size > 1), key=lambda i: data.stride[i])
-    return fastest not in {dim % len(data.shape) for dim in dims if isinstance(dim, int)}
+    return fastest_first(data)[0] not in {dim % len(data.shape) for dim in dims if isinstance(dim, int)}
 
 
 def crosses_to_host(signature: Signature) -> bool:

@@ -51,6 +51,11 @@ def is_contiguous(meta: TensorMeta) -> bool:
     return True
 
 
+def fastest_first(meta: TensorMeta) -> list[int]:
+    """The dimensions of more than one element in the order of their strides: neighbours in memory differ in the first."""
+    return sorted((d for d, size in enumerate(meta.shape) if size > 1), key=lambda d: meta.stride[d])
+
+
 def contiguous(meta: TensorMeta) -> TensorMeta:
     """What `Tensor.contiguous()` returns."""
     strides, step = [], 1

@@ -22,13 +22,8 @@ from typing import Any
 from autosac.capture.record.log import in_order
 from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Label, Op, Signature, Trace
 
-_OPERANDS = (
-    "number",
-    "Optional[number]",
-    "List[number]",
-    "float",
-    "Tensor",
-)  # of schemas; a number may stand for a tensor
+# Types of PyTorch's schemas; a number may stand for a tensor.
+_OPERANDS = ("number", "Optional[number]", "List[number]", "float", "Tensor")
 _TRAINED = (Label.PARAMETER, Label.BUFFER, Label.GRADIENT, Label.OPTIMIZER_STATE)
 _PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
 

@@ -16,13 +16,13 @@ of one tensor that lies apart is that of OWLv2's in TraceLens's H100 traces (171
 from __future__ import annotations
 
 from autosac.estimator.kernels.streams import Streams
+from autosac.estimator.walks import lies_apart
 from autosac.estimator.work import argument, base_name, item_bytes, tensor_bytes
-from autosac.memory_sim.tensor_sizes import elements, is_contiguous
+from autosac.memory_sim.tensor_sizes import elements, fastest_first, is_contiguous
 from autosac.trace import Signature, TensorMeta
 
 _ONE, _APART, _MOST = 0.64, 0.48, 1.03  # elements a cycle and processor: of one tensor's grid, and of any
 _LATE_US = 1.5
-_SECTOR_BYTES = 32
 _ROLLED = 0.85
 
 
@@ -37,8 +37,7 @@ def concatenation_us(streams: Streams, signature: Signature) -> float | None:
     if len(inputs) == len(signature.inputs) and all(is_contiguous(m) if stacks else _dense(m, out) for m in inputs):
         return plain
     longest = max(inputs, key=elements)
-    fastest = min((d for d, size in enumerate(out.shape) if size > 1), key=lambda d: out.stride[d], default=0)
-    apart = len(longest.shape) == len(out.shape) and longest.stride[fastest] * item_bytes(out.dtype) >= _SECTOR_BYTES
+    apart = len(longest.shape) == len(out.shape) and lies_apart(longest, out)
     cycles = max(elements(longest) / (_APART if apart else _ONE), elements(out) / _MOST)
     return max(plain, _LATE_US + streams.kernel_us + cycles / streams.elements_per_us)
 
@@ -46,7 +45,7 @@ def concatenation_us(streams: Streams, signature: Signature) -> float | None:
 def _dense(meta: TensorMeta, out: TensorMeta) -> bool:
     """Whether the tensor fills its memory, with its dimensions in the order of the result's."""
     expected = 1
-    for d in sorted(range(len(meta.shape)), key=lambda d: out.stride[d]):
+    for d in fastest_first(out):
         if meta.shape[d] > 1 and meta.stride[d] != expected:
             return False
         expected *= meta.shape[d]

@@ -64,7 +64,7 @@ def nearest_us(streams: Streams, signature: Signature) -> float | None:
     """`upsample_nearest2d` and its gradient."""
     given, out = signature.inputs[0], signature.outputs[0]
     if "backward" not in base_name(signature.name):
-        return _took_us(streams, signature, elements(out), _NEAREST * _LANES.get(streams.hardware.vendor, 1.0))
+        return _took_us(streams, signature, elements(out), _NEAREST, lanes=1.0)
     copied = 0.0 if is_contiguous(given) else streams.copy_us(given, contiguous(given))
     return copied + _took_us(streams, signature, elements(out), _NEAREST_GRADIENT)
 
@@ -80,9 +80,9 @@ def bilinear_us(streams: Streams, signature: Signature) -> float | None:
     return _took_us(streams, signature, elements(signature.outputs[0]), _BILINEAR)
 
 
-def _took_us(streams: Streams, signature: Signature, count: int, cycles: float) -> float:
-    hardware = streams.hardware
-    rate = streams.elements_per_us * _LANES.get(hardware.vendor, 1.0)
+def _took_us(streams: Streams, signature: Signature, count: int, cycles: float, *, lanes: float | None = None) -> float:
+    """`lanes`: in place of the vendor's."""
+    rate = streams.elements_per_us * (_LANES.get(streams.hardware.vendor, 1.0) if lanes is None else lanes)
     moved = moved_bytes(signature, "elementwise") / streams.bytes_per_us
     return streams.kernel_us + max(moved, count * cycles / rate)
 

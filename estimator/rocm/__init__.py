@@ -3,14 +3,14 @@
 Each module knows one kind of operator and answers with microseconds, or with None where nothing was measured; such operators
 are left to the roofline. Numbers stand beside the constants. They were fitted to profiler traces of MI300Xs in TraceLens
 (171dd747): OWLv2, Qwen1.5, sglang's Qwen3 8B, Stable Diffusion 3.5, a ResNet and norms. Traces of TimeSformer, a ViT, BERT and
-Flux were held out. `docs/causes.md` has the errors. Another GPU of AMD scales them by its processors, clock and
-memory.
+Flux were held out. `docs/causes.md` has the errors. Another GPU of AMD scales them by its processors, clock and memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from autosac.estimator.hardware import Hardware
@@ -41,8 +41,8 @@ class Rocm:
         memory = RocmMemory(hardware)
         # family -> the rule and the relative standard error of its prices on held-out traces
         self._rules: dict[str, tuple[Rule, float]] = {
-            **dict.fromkeys(("matmul", "batched_matmul"), (self._product_us, 0.15)),
-            "attention_forward": (self._attention_us, 0.3),
+            **dict.fromkeys(("matmul", "batched_matmul"), (partial(product_us, hardware), 0.15)),
+            "attention_forward": (partial(attention_us, hardware), 0.3),
             "softmax": (memory.softmax_us, 0.2),
         }
         if hardware.compute_capability >= _THIRD_GENERATION:
@@ -54,12 +54,6 @@ class Rocm:
             }
         self._suffix = hardware.fitted_elsewhere(_FITTED_ON)
         self._more_std = _SCALED_STD if self._suffix else 0.0
-
-    def _product_us(self, signature: Signature) -> float | None:
-        return product_us(self._hardware, signature)
-
-    def _attention_us(self, signature: Signature) -> float | None:
-        return attention_us(self._hardware, signature)
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the operators whose kind was measured."""

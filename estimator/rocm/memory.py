@@ -89,7 +89,7 @@ class RocmMemory:
         traffic = self._traffic_us(moved_bytes(signature, "softmax")) / _SOFTMAX_SHARE
         if row > _REGISTERS:
             return _LATE_US + max(traffic, elements * _SOFTMAX_CYCLES / self._cycles_per_us)
-        return _START_US + max(traffic, _LATE_US - _START_US + elements / row * _SHORT_ROW_CYCLES / self._cycles_per_us)
+        return max(_START_US + traffic, _LATE_US + elements / row * _SHORT_ROW_CYCLES / self._cycles_per_us)
 
     def norm_us(self, signature: Signature) -> float | None:
         """Norms and their gradients; None for batch norms in bfloat16 (`latencies.py`)."""
@@ -107,10 +107,10 @@ class RocmMemory:
     def sum_us(self, signature: Signature) -> float | None:
         """Sums, means, norms and extrema of rows."""
         data = signature.inputs[0]
-        if reduces_outer(signature) or math.prod(signature.outputs[0].shape) >= math.prod(data.shape):
-            return None
         results = math.prod(signature.outputs[0].shape)
-        row = math.prod(data.shape) / max(1, results) * item_bytes(data.dtype) if results > 1 else 0.0
+        if reduces_outer(signature) or results >= math.prod(data.shape):
+            return None
+        row = math.prod(data.shape) / results * item_bytes(data.dtype) if results > 1 else 0.0
         return _SUM_START_US + self._traffic_us(moved_bytes(signature, "reduction")) + _walked_us(row)
 
     def lookup_us(self, signature: Signature) -> float | None:

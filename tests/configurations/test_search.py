@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from searches import BUDGET, JOB, SIZE, SPACE, TINY, inputs
+from searches import BUDGET, SIZE, SPACE, TINY, inputs
 
 from autosac.capture.process.server import CaptureServer
 from autosac.cli.parser import main
@@ -31,14 +31,6 @@ from autosac.errors import CaptureError, UsageError
 from autosac.jobs.tasks import TitanJob, simulate_in
 from autosac.plans import Plan
 from autosac.report.search_files import completed_search
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The job's file."""
-    path = tmp_path_factory.mktemp("search") / "job.toml"
-    path.write_text(JOB)
-    return path
 
 
 @pytest.fixture(scope="module", autouse=True)

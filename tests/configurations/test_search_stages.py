@@ -7,21 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from searches import JOB, SPACE, inputs
+from searches import SPACE, inputs
 
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.found.best_files import write_best
 from autosac.configurations.found.job_files import checkpointing_settings, written_job
 from autosac.configurations.running.sessions import searching
 from autosac.jobs.tasks import TitanJob, simulate_in
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The job's file."""
-    path = tmp_path_factory.mktemp("search") / "job.toml"
-    path.write_text(JOB)
-    return path
 
 
 @pytest.fixture(scope="module", autouse=True)

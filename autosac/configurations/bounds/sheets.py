@@ -201,6 +201,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
 
     layer_parameters = average(parameters)
     flops = info.flops_per_token or 0.0
+    parameter_bytes = max(1, _labelled(trace, Label.PARAMETER))
     return Sheet(
         layers=max(1, total),
         layer=LayerCosts(
@@ -228,8 +229,8 @@ def sheet_of(simulation: Simulation) -> Sheet:
         parameter_shapes=tuple(info.parameter_shapes.items()),
         sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
         others=others_of(simulation, max(1, total) / max(1, len(present))),
-        states_share=_labelled(trace, Label.OPTIMIZER_STATE) / max(1, _labelled(trace, Label.PARAMETER)),
-        gradients_share=_labelled(trace, Label.GRADIENT) / max(1, _labelled(trace, Label.PARAMETER)),
+        states_share=_labelled(trace, Label.OPTIMIZER_STATE) / parameter_bytes,
+        gradients_share=_labelled(trace, Label.GRADIENT) / parameter_bytes,
     )
 
 
