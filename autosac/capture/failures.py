@@ -69,6 +69,11 @@ _REMEDIES = {
         "parallelism, in the real job too; use torch 2.11 or 2.14.1, or a plan of AutoSAC, which leaves the layers to the "
         "compiler"
     ),
+    "encountered during backward but not found in storage": (
+        "this torch ({torch}) cannot train the job: in a module that it checkpoints selectively, the recomputation runs "
+        "operators that the forward did not run (FSDP gathers elsewhere, if the module is one of its units), in the real job "
+        "too; checkpoint whole layers (mode full, or every n-th layer), or use a plan of AutoSAC"
+    ),
     "'CondOp' object has no attribute": (
         "torch.cond chooses a branch by the value of a simulated tensor, which is not known: choose it on the host"
     ),
