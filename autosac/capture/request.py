@@ -29,7 +29,7 @@ class TitanRequest:
     made where the layers are alike, -2 for the smallest (`autosac.capture.jobs.layers`), and `cuts` how many of them are to
     tell the whole. `loss_chunks`: in how many chunks
     of rows the loss is computed (a plan decides itself). `moe_load`: how tokens spread over the experts of a mixture.
-    `repeats`: microbatches of a pipeline that do the same need not all run (`autosac.capture.jobs.microbatches`).
+    `repeats`: microbatches that do the same need not all run (`autosac.capture.jobs.microbatches`, `titan_accumulation`).
     """
 
     config_file: str | None

@@ -91,7 +91,9 @@ def test_what_this_torch_cannot_compile_is_told() -> None:
 
 def test_other_operators_in_a_recomputation_than_in_the_forward() -> None:
     """PyTorch's own selective checkpointing refuses them; the line says that the real job fails, too, and what does not."""
-    error = RuntimeError("aten.split.default invocation index 3 encountered during backward but not found in storage. This")
+    error = RuntimeError(
+        "aten.split.default invocation index 3 encountered during backward but not found in storage. This"
+    )
     told = str(capture_error(error, "training step 1"))
     assert told.startswith(f"training step 1: this torch ({torch.__version__}) cannot train the job: in a module that")
     assert "or use a plan of AutoSAC" in told and "\n" not in told

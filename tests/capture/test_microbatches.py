@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import pytest
 
@@ -20,6 +15,7 @@ from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.simulation import Target, simulation_of
 from autosac.titan.version import has_python_jobs
 from autosac.trace import Trace
+from tests.capture.copies import Both, capturing_both
 
 pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the jobs are TorchTitan 0.2's")
 
@@ -29,116 +25,13 @@ COUNTS = {"1F1B, experts": MICROBATCHES + RUN}  # in the first step, the third m
 ALWAYS = ("--parallelism.fsdp_reshard_after_forward", "always")
 DEEPSEEK = ("--model.name", "deepseek_v3")
 
-# Reads a folder, the name of a habit and requests from each line, and answers each line with one. Each request is captured
-# twice by a child, whole and with microbatches copied; it notes how many run forward each time. The exit code of one that has
-# to be captured whole is that of the capture process. Habits are those of models that do more in later forwards: "counting"
-# counts them in the model, and does more in each fifth one; "growing" counts them elsewhere, and does more from the fifth on.
-PROGRAM = """
-import json, os, sys, torch
-from dataclasses import replace
-from pathlib import Path
-from torch.distributed.pipelining.stage import _PipelineStageBase
-from autosac.capture.process import worker
-from autosac.capture.request import TitanRequest
-
-torch.set_num_threads(1)  # as the worker does
-server = worker.Worker(os.open(os.devnull, os.O_WRONLY), sys.argv[1])
-server.preload(TitanRequest.from_json(sys.argv[2]))
-runs = [0]
-original = _PipelineStageBase.forward_maybe_with_nosync
-
-def counted(*args, **kwargs):
-    runs[0] += 1
-    return original(*args, **kwargs)
-
-_PipelineStageBase.forward_maybe_with_nosync = counted
-calls = [0]
-
-def counting(model, _, output):
-    if type(model).__name__ == "Transformer":
-        model.calls = getattr(model, "calls", 0) + 1
-        return output * 1.0 if model.calls % 5 == 0 else output
-
-def growing(model, _, output):
-    if type(model).__name__ == "Transformer":
-        calls[0] += 1
-        return output * 1.0 if calls[0] >= 5 else output
-
-habits = {"counting": counting, "growing": growing}
-for line in sys.stdin:
-    folder, habit, *requests = json.loads(line)
-    folder = Path(folder)
-    for number, request in enumerate(map(TitanRequest.from_json, requests)):
-        for name, repeats in ("whole", False), ("copied", True):
-            child = os.fork()
-            if not child:
-                if habit:
-                    torch.nn.modules.module.register_module_forward_hook(habits[habit])
-                try:
-                    server.capture(0, replace(request, repeats=repeats), str(folder / f"{number}.{name}"))
-                    (folder / f"{number}.{name}.runs").write_text(str(runs[0]))
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            (folder / f"{number}.{name}.code").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
-    os.write(int(sys.argv[3]), b"done\\n")
-os._exit(0)
-"""
-
-
-class Captured(NamedTuple):
-    """Exit code, trace and number of microbatches' forwards of a capture."""
-
-    code: int
-    trace: bytes
-    runs: int
-
-
-class Both(Protocol):
-    """Captures each request whole, and with microbatches copied; of a model with a habit, if it has one."""
-
-    def __call__(
-        self, folder: Path, requests: Sequence[TitanRequest], habit: str = ""
-    ) -> list[tuple[Captured, Captured]]: ...
-
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    """Captures each request whole, and with microbatches copied, in children of one process."""
-    answers, answering = os.pipe()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            PROGRAM,
-            str(tmp_path_factory.mktemp("worker")),
-            request("1F1B").to_json(),
-            str(answering),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        pass_fds=(answering,),
-    )
-    os.close(answering)
-
-    def run(folder: Path, requests: Sequence[TitanRequest], habit: str = "") -> list[tuple[Captured, Captured]]:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps([str(folder), habit, *(each.to_json() for each in requests)]) + "\n")
-        process.stdin.flush()
-        assert os.read(answers, 5) == b"done\n"
-        return [(one(folder, f"{i}.whole"), one(folder, f"{i}.copied")) for i in range(len(requests))]
-
-    with process, os.fdopen(answers):
-        yield run
-
-
-def one(folder: Path, name: str) -> Captured:
-    """What a child has left of a capture."""
-    code = int((folder / f"{name}.code").read_text())
-    if code:
-        return Captured(code, b"", 0)
-    return Captured(code, (folder / name).read_bytes(), int((folder / f"{name}.runs").read_text()))
+    """Captures each request whole, and with microbatches copied, counting forwards of stages."""
+    owner, method = "torch.distributed.pipelining.stage:_PipelineStageBase", "forward_maybe_with_nosync"
+    with capturing_both(tmp_path_factory.mktemp("worker"), request("1F1B"), owner, method) as both:
+        yield both
 
 
 def request(
@@ -241,7 +134,7 @@ def test_the_last_microbatch_is_compared(tmp_path: Path, captured: Both) -> None
     """A model that does more from its fifth forward on, the fourth microbatch's: the last one is not as the copied ones are,
     and the capture has to be made anew.
     """
-    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "growing")
+    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "growing from 5")
     assert (whole.code, copied.code) == (0, AGAIN)
 
 

@@ -247,7 +247,7 @@ class Accumulation(Copies):
             self._held.clear()
         if ended != expected:
             self._refuse("lets go of other tensors")
-        copy(self._recorder, numbering, part.stretch, lambda _: False, lambda: None, repeats_forward=True)
+        copy(self._recorder, numbering, part.stretch, lambda _: False, lambda: None)
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Accumulation(Copies):
         """Run a part of the microbatch; what it returns and does. None for one that cannot be repeated."""
         assert self._model is not None
         drawn = _generators()
-        found, part = self._noted(self._known, kind, self._index, self._model, action)
+        found, part = self._noted(self._known, self._index, self._model, action)
         if _generators() != drawn:
             part = None
         if kind == FORWARD:

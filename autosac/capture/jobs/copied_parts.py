@@ -61,17 +61,22 @@ class Part:
 
 @dataclass
 class Stage:
-    """What is known of a stage's microbatches since the schedule has begun."""
+    """What is known of a stage's microbatches since the schedule has begun. `chained`: they run one after the other, and what
+    one has made may end in the next.
+    """
 
     numbers: dict[int, Numbering] = field(default_factory=dict)
     parts: dict[tuple[str, int], Part | None] = field(default_factory=dict)
     patterns: dict[str, Part | None] = field(default_factory=dict)  # of the parts that both have run
     copied: set[int] = field(default_factory=set)
     real: set[int] = field(default_factory=set)  # storages of copied microbatches that tensors hold
+    chained: bool = False
 
     def of(self, index: int) -> Numbering:
         """A microbatch's numbers."""
-        return self.numbers.setdefault(index, Numbering(index))
+        if index not in self.numbers:
+            self.numbers[index] = Numbering(index, self.numbers.get(index - 1) if self.chained else None)
+        return self.numbers[index]
 
     def pattern(self, kind: str) -> Part | None:
         """What microbatches do in this part, if two have done the same."""
@@ -82,15 +87,19 @@ class Stage:
 
     def is_closed(self, elsewhere: Collection[int] = ()) -> bool:
         """Whether all that a microbatch makes ends with it, but for what it returns, and what ends `elsewhere`."""
-        parts = [
-            self.parts[kind, COMPARED[1]] for kind in (FORWARD, LOSS, BACKWARD) if (kind, COMPARED[1]) in self.parts
-        ]
-        held, freed, returned = set[int](), set[int](), set[int]()
-        for part in filter(None, parts):
-            held |= part.stretch.held()
-            freed |= part.stretch.freed()
-            returned |= {result.storage for result in part.results if result is not None}
-        return held - freed <= returned.union(elsewhere)
+        return is_closed([part for (_, index), part in self.parts.items() if index == COMPARED[1]], elsewhere)
+
+
+def is_closed(parts: Sequence[Part | None], elsewhere: Collection[int] = ()) -> bool:
+    """Whether all that a microbatch makes in its parts ends there or in the next one, but for what it returns, and what ends
+    `elsewhere`.
+    """
+    held, freed, returned = set[int](), set[int](), set[int]()
+    for part in filter(None, parts):
+        held |= part.stretch.held() - part.stretch.carried()
+        freed |= part.stretch.freed()
+        returned |= {result.storage for result in part.results if result is not None}
+    return held - freed <= returned.union(elsewhere)
 
 
 class Copies:
@@ -100,20 +109,18 @@ class Copies:
         self._mode, self._recorder = mode, recorder
 
     def _noted(
-        self, known: Stage, kind: str, index: int, module: torch.nn.Module, action: Callable[[], Any]
+        self, known: Stage, index: int, module: torch.nn.Module, action: Callable[[], Any]
     ) -> tuple[Any, Part | None]:
         """What a part of a microbatch returns, and what it does; None if that cannot be copied."""
         recorder = self._recorder
         before, forwards = recorder.extent(), forwards_of(module)
-        stays = is_gathered(module)
         found = action()
-        stays = stays and is_gathered(module)
         numbering = known.of(index)
-        noted = stretch(recorder, numbering, before, repeats_forward=kind == BACKWARD)
+        noted = stretch(recorder, numbering, before)
         leaves, like = pytree.tree_flatten(found)
         results = [self._result(leaf, numbering) for leaf in leaves]
         known_leaves = all(leaf is None or result for leaf, result in zip(leaves, results, strict=True))
-        if not stays or noted is None or not known_leaves:
+        if noted is None or not known_leaves:
             return found, None
         ran = tuple(now - then for now, then in zip(forwards_of(module), forwards, strict=True))
         state = state_of(module)
@@ -128,14 +135,11 @@ class Copies:
     def _copy(self, known: Stage, kind: str, index: int, let_go: Callable[[], None] = lambda: None) -> Any:
         """Log a part of a microbatch like another one's; what it returns."""
         part, numbering = self._pattern(known, kind), known.of(index)
-        copy(
-            self._recorder,
-            numbering,
-            part.stretch,
-            known.real.__contains__,
-            let_go,
-            repeats_forward=kind == BACKWARD,
-        )
+        copy(self._recorder, numbering, part.stretch, known.real.__contains__, let_go)
+        if known.chained:  # what modules hold is this microbatch's from now on
+            before = known.of(index - 1).storages
+            carried = part.stretch.carried()
+            self._recorder.storages.renumber({before.number(p): numbering.storages.number(p) for p in carried})
         made: dict[int, torch.Tensor] = {}
         leaves = [None if result is None else self._made(result, numbering, made) for result in part.results]
         known.real |= made.keys()

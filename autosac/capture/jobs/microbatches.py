@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.jobs.copied_parts import BACKWARD, COMPARED, FORWARD, LOSS, Copies, Stage, is_gathered
+from autosac.capture.jobs.copied_parts import BACKWARD, COMPARED, FORWARD, LOSS, Copies, Part, Stage, is_gathered
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import RepetitionError
 from autosac.integrations.apply import add_forwards
@@ -133,14 +133,22 @@ class Microbatches(Copies):
         that were copied.
         """
         if index in COMPARED:
-            found, known.parts[kind, index] = self._noted(known, kind, index, stage.submod, action)
+            found, known.parts[kind, index] = self._noted_gathered(known, index, stage.submod, action)
             return found
         if not known.copied or kind == BACKWARD or index != stage.chunks - 1:
             return action()
-        found, part = self._noted(known, kind, index, stage.submod, action)
+        found, part = self._noted_gathered(known, index, stage.submod, action)
         if part is None or not part.is_like(self._pattern(known, kind)):
             raise RepetitionError(f"the last microbatch differs in its {kind}")
         return found
+
+    def _noted_gathered(
+        self, known: Stage, index: int, model: torch.nn.Module, action: Callable[[], Any]
+    ) -> tuple[Any, Part | None]:
+        """As `_noted`; None, too, if the model does not stay gathered."""
+        stays = is_gathered(model)
+        found, part = self._noted(known, index, model, action)
+        return found, part if stays and is_gathered(model) else None
 
 
 def _buffers(stage: Any, name: str, index: int) -> list[Any]:

@@ -26,6 +26,7 @@ from autosac.capture.jobs.notes import notes_of
 from autosac.capture.jobs.pipeline import StageMetadata
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.session import CaptureSession
+from autosac.capture.jobs.titan_accumulation import AccumulatedMicrobatches, accumulates
 from autosac.capture.moe_load import Routing
 from autosac.capture.patches import libraries, meshes, process_group, without_triton
 from autosac.capture.record.recorder import Recorder
@@ -110,8 +111,8 @@ def capture_titan(
             recorder.add_model(part)
         known = TraceInfo(parallelism=_degrees(trainer), cut=cut)
         stages.on_sent = lambda layouts: early(replace(known, stage_outputs=layouts))
-        if request.repeats and routing is None and known.parallelism.pp > 1 and repeats(trainer.pp_schedule):
-            Microbatches(session.mode, recorder).install()
+        if request.repeats and routing is None:
+            _copy_microbatches(session, recorder, trainer)
         trainer.step = 1
         trainer.metrics_processor.should_log = lambda _: False
         batches = trainer.batch_generator(trainer.dataloader)
@@ -127,6 +128,14 @@ def capture_titan(
                 raise capture_error(e, f"{IN_A_STEP} {step}") from e
         known = replace(known, stage_outputs=stages.sent)
         return recorder.trace(_info(request, config, settings, trainer, adapter.describe(config), known))
+
+
+def _copy_microbatches(session: CaptureSession, recorder: Recorder, trainer: Any) -> None:
+    """Let few of a step's microbatches run, if it has many that are alike."""
+    if accumulates(trainer):
+        AccumulatedMicrobatches(session.mode, recorder, trainer)
+    elif trainer.parallel_dims.pp_enabled and repeats(trainer.pp_schedule):
+        Microbatches(session.mode, recorder).install()
 
 
 def _leave_uncompiled(config: Any) -> None:

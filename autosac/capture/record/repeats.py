@@ -5,7 +5,8 @@ others, which differ from microbatch to microbatch (inputs), and shares the rest
 numbers that it makes or is given, a `RowStretch` has their positions among these. So two microbatches do the same if and only
 if their stretches are equal, and the rows of a third one follow from its own numbers (`copy`).
 
-A number that is made by one microbatch and used by another one stays a number, and the stretches differ.
+A number that is made by one microbatch and used by another one stays a number, and the stretches differ; except, if that is
+asked for, one that the microbatch `before` has made: what modules hold from one to the next.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from autosac.trace import (
 
 _FIRST_MADE = -2  # -1 is no number at all
 _FIRST_GIVEN = -(1 << 40)
+_FIRST_BEFORE = -(1 << 50)
 Translation = Callable[[int], int]
 
 
@@ -43,11 +45,12 @@ class RepetitionError(Exception):
 
 
 class _Numbers:
-    """Numbers of one kind, and the positions that stand for them."""
+    """Numbers of one kind, and the positions that stand for them. `before`: those of the microbatch before, if it counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: _Numbers | None) -> None:
         self.made: list[int] = []
         self.given: list[int] = []
+        self._before = before
         self._positions: dict[int, int] = {}
 
     def make(self, numbers: Iterable[int]) -> None:
@@ -62,25 +65,40 @@ class _Numbers:
 
     @staticmethod
     def is_given(position: int) -> bool:
-        return position <= _FIRST_GIVEN
+        return _FIRST_BEFORE < position <= _FIRST_GIVEN
 
     def position(self, number: int) -> int:
-        return self._positions.get(number, number)
+        found = self._positions.get(number)
+        if found is None and self._before is not None:
+            made = self._before._positions.get(number, 0)
+            if _FIRST_GIVEN < made <= _FIRST_MADE:
+                return _before(made)
+        return number if found is None else found
 
     def number(self, position: int) -> int:
         if position > _FIRST_MADE:
             return position
         if position > _FIRST_GIVEN:
             return self.made[_FIRST_MADE - position]
-        return self.given[_FIRST_GIVEN - position]
+        if position > _FIRST_BEFORE:
+            return self.given[_FIRST_GIVEN - position]
+        assert self._before is not None
+        return self._before.made[_FIRST_BEFORE - position]
+
+
+def _before(position: int) -> int:
+    """What stands, in the microbatch after, for what is made at this position."""
+    return position - _FIRST_MADE + _FIRST_BEFORE
 
 
 class Numbering:
-    """The numbers of one microbatch, which is the step's `index`-th."""
+    """The numbers of one microbatch, which is the step's `index`-th. `before`: those of the one before, if they count."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, before: Numbering | None = None) -> None:
         self.index = index
-        self.storages, self.events, self.works = _Numbers(), _Numbers(), _Numbers()
+        self.storages: _Numbers = _Numbers(None if before is None else before.storages)
+        self.events: _Numbers = _Numbers(None if before is None else before.events)
+        self.works: _Numbers = _Numbers(None if before is None else before.works)
 
     def positions(self, row: Any) -> Any:
         """The row with positions in place of numbers."""
@@ -141,9 +159,14 @@ class RowStretch:
         """Positions of the storages that end here."""
         return {row.storage for row in self.rows if type(row) is Free}
 
+    def carried(self) -> set[int]:
+        """Positions of the storages that begin here and that the next microbatch ends, as this one those of the one before."""
+        freed = self.freed()
+        return {position for position in self.held() if _before(position) in freed}
 
-def stretch(recorder: Recorder, numbering: Numbering, before: Extent, *, repeats_forward: bool) -> RowStretch | None:
-    """What has been logged since `before`; None if it cannot be copied. `repeats_forward`: regions are of recomputations."""
+
+def stretch(recorder: Recorder, numbering: Numbering, before: Extent) -> RowStretch | None:
+    """What has been logged since `before`; None if it cannot be copied."""
     after, log = recorder.extent(), recorder.log
     made = range(before.storages, after.storages)
     numbering.storages.make(made)
@@ -161,12 +184,17 @@ def stretch(recorder: Recorder, numbering: Numbering, before: Extent, *, repeats
         marks=tuple(map(numbering.events.position, log.marks.made[before.marks :])),
         begun=tuple(map(numbering.works.position, log.works.made[before.begun :])),
         regions=tuple(
-            _moved(region, -before.rows, storage, -numbering.index if repeats_forward else None)
+            _moved(region, -before.rows, storage, -numbering.index if _repeats_forward(region, log.events) else None)
             for region in recorder.regions[before.regions :]
         ),
         phase=recorder.phases.phase,
         originals=tuple(made),
     )
+
+
+def _repeats_forward(region: Region, rows: Sequence[Any]) -> bool:
+    """Whether the region at its place in `rows` is of a recomputation. In place of inputs it has the forward's number."""
+    return bool(rows[region.first].phase is Phase.RECOMPUTE)
 
 
 def _moved(region: Region, by: int, storage: Translation, forwards: int | None) -> Region:
@@ -201,8 +229,6 @@ def copy(
     like: RowStretch,
     real: Callable[[int], bool],
     let_go: Callable[[], None],
-    *,
-    repeats_forward: bool,
 ) -> None:
     """Log what a stretch of another microbatch would have logged. The ends of `real` storages, which Python objects hold, are
     logged by their deaths, of which `let_go` is the cause. RepetitionError if they do not die there.
@@ -230,7 +256,12 @@ def copy(
     for work in like.begun:
         log.works.add(numbering.works.number(work))
     recorder.regions += [
-        _moved(region, first, numbering.storages.number, numbering.index if repeats_forward else None)
+        _moved(
+            region,
+            first,
+            numbering.storages.number,
+            numbering.index if _repeats_forward(region, like.rows) else None,
+        )
         for region in like.regions
     ]
     recorder.phases.phase = like.phase

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,6 +88,11 @@ class StorageTable:
         copies = list(range(first, len(self.storages)))
         self._copies += zip(copies, originals, strict=True)
         return copies
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """What tensors hold of these allocations is of others from now on, which end with them."""
+        for live in self._live.values():
+            live.storage = numbers.get(live.storage, live.storage)
 
     def held(self) -> set[int]:
         """The allocations that tensors hold."""
