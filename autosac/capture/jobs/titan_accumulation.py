@@ -34,24 +34,26 @@ class AccumulatedMicrobatches(Copies):
         super().__init__(mode, recorder)
         self._model = torch.nn.ModuleList(trainer.model_parts)
         self._last = trainer.gradient_accumulation_steps - 1
-        self._original = trainer.forward_backward_step
+        self._step, self._original = trainer.train_step, trainer.forward_backward_step
         self._index = 0
         self._known = Stage(chained=True)
         self._before: Part | None = None
-        trainer.forward_backward_step = self._microbatch
+        trainer.train_step, trainer.forward_backward_step = self._train_step, self._microbatch
 
-    def _microbatch(self, **inputs: Any) -> Any:
+    def _train_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._index, self._known, self._before = 0, Stage(chained=True), None
+        return self._step(*args, **kwargs)
+
+    def _microbatch(self, *args: Any, **kwargs: Any) -> Any:
         """A microbatch's loss."""
-        if not self._index:
-            self._known, self._before = Stage(chained=True), None
         index, known = self._index, self._known
-        self._index = 0 if index == self._last else index + 1
-        known.of(index).storages.give(self._recorder.storages.of_all(inputs))
+        self._index += 1
+        known.of(index).storages.give(self._recorder.storages.of_all((args, kwargs)))
         pattern = known.patterns.get(_MICROBATCH)
-        if pattern is not None and index < self._last:
+        if pattern is not None and index != self._last:
             add_forwards(self._model, pattern.forwards)
             return self._copy(known, _MICROBATCH, index)
-        run = functools.partial(self._original, **inputs)
+        run = functools.partial(self._original, *args, **kwargs)
         if not index:  # what it makes and the others use, gradients, is none of a chain
             return run()
         loss, part = self._noted(known, index, self._model, run)
