@@ -45,6 +45,7 @@ JOBS = {
     "deepseek": Job("llama3_8b.toml", 8, "67GiB", ("--model.name", "deepseek_v3", "--model.flavor", "16B", *_MOE)),
     "gpt_oss": Job("llama3_8b.toml", 8, "90%", ("--model.name", "gpt_oss", "--model.flavor", "20b", *_MOE)),
     "70b-pp": Job("llama3_70b.toml", 64, "60GiB", (*_PP, "--training.local_batch_size", "8")),
+    "8b-accumulated": Job("llama3_8b.toml", 8, "68GiB", ("--training.global_batch_size", "256")),  # 16 microbatches
     "8b-compiled": Job("llama3_8b.toml", 8, "68GiB", ("--compile.enable",)),
     "70b-compiled": Job("llama3_70b.toml", 128, "68GiB", ("--compile.enable",)),
 }
