@@ -68,6 +68,40 @@ def test_parameters_in_bf16_are_asked_for_where_the_runs_show_them(tmp_path: Pat
     assert "--training.dtype" not in run(tmp_path, source="pytorch/ao docs/source/workflows/training.md").overrides()
 
 
+def test_what_a_job_s_description_says(tmp_path: Path) -> None:
+    """A chunked loss, gradients in bf16, or nothing: TorchTitan has no arguments for them."""
+    for notes, words in (("chunked cross-entropy: less", "chunked loss"), ("gradients reduced in bf16",) * 2):
+        asked = run(tmp_path, notes=notes).overrides()
+        assert asked[asked.index("--job.description") + 1] == words
+    assert "--job.description" not in run(tmp_path).overrides()
+
+
+def test_nodes_by_what_a_row_says(tmp_path: Path) -> None:
+    """Those of a source or of a rate have a file, others are the GPU's usual ones."""
+    assert run(tmp_path).cluster is None
+    for change in (
+        {"source": "KempnerInstitute/KempnerForge"},
+        {"notes": "400 Gb/s a node"},
+        {"notes": "800 Gb/s a node"},
+    ):
+        file = run(tmp_path, **change).cluster
+        assert file is not None
+        assert Path(file).is_file()
+
+
+def test_a100s_of_torchtitan_are_meta_s(tmp_path: Path) -> None:
+    """Their board has a cap of 330 W; those of other sources are the usual ones."""
+    large = {"hardware": "A100-80GB", "gpu_mem_gib": "79.15"}
+    assert run(tmp_path, **large, source="pytorch/torchtitan commit 40f8fd007").gpu == "a100-sxm-80gb-meta"
+    assert run(tmp_path, **large, source="foundation-model-stack/fms-fsdp").gpu == "a100-sxm-80gb"
+
+
+def test_norms_of_may_2024_are_fused_unless_a_row_says_otherwise(tmp_path: Path) -> None:
+    """TorchTitan let its users choose then."""
+    assert run(tmp_path, date="2024-05").era.norm == "native"
+    assert run(tmp_path, date="2024-05", notes="non-fused RMSNorm").era.norm == "own"
+
+
 def test_recipes_of_float8_by_rows(tmp_path: Path) -> None:
     """Gradients of weights in bf16 are a recipe of their own."""
     pytest.importorskip("torchao")
