@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils import checkpoint
 
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
@@ -100,6 +103,28 @@ def test_norms_of_may_2024_are_fused_unless_a_row_says_otherwise(tmp_path: Path)
     """TorchTitan let its users choose then."""
     assert run(tmp_path, date="2024-05").era.norm == "native"
     assert run(tmp_path, date="2024-05", notes="non-fused RMSNorm").era.norm == "own"
+
+
+def test_a_recomputation_may_run_what_the_forward_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before torch 2.13: what was kept is looked up, all else is computed, and the gradient is right."""
+    specs = pytest.importorskip("benchmarks.torchtitan_published.specs")
+    mode = checkpoint._CachedTorchDispatchMode
+    monkeypatch.setattr(mode, "__torch_dispatch__", mode.__torch_dispatch__)  # to be put back
+    specs.recompute_what_was_not_kept()
+    ran: list[str] = []
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        ran.append("again" if ran else "forward")
+        kept = x.sin()
+        if ran[-1] == "again":
+            torch.ones(2).cosh()
+        return (2 * kept).exp()
+
+    contexts = partial(checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    checkpoint.checkpoint(body, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    assert ran == ["forward", "again"]
+    torch.testing.assert_close(x.grad, (2 * x.cos() * (2 * x.sin()).exp()).detach())
 
 
 def test_recipes_of_float8_by_rows(tmp_path: Path) -> None:
