@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autosac.errors import UsageError
@@ -78,18 +79,23 @@ def simulated_ms(checkout: Path, layers: int) -> float:
         model = folder / "nanochat" / "nanochat" / "gpt.py"
         model.write_text(source.replace(_NORM, _NARROW), encoding="utf-8")
         make_data(folder / "base")
-        command = [sys.executable, "-m", "autosac", "run", "-m", "scripts.base_train", "--gpu", "h100-sxm-80gb"]
-        command += ["--nproc", "8", "--rank", "0", "--stand-in", "kernels", "--json", "--", f"--depth={layers}"]
-        paths = os.pathsep.join((str(Path.cwd()), os.environ.get("PYTHONPATH", "")))
-        environment = os.environ | {"NANOCHAT_BASE_DIR": str(folder / "base"), "WANDB_MODE": "disabled"}
-        ended = subprocess.run(
-            [*command, *_OPTIONS.split()],
-            cwd=folder / "nanochat",
-            env=environment | {"PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["-m", "scripts.base_train", "--gpu", "h100-sxm-80gb", "--nproc", "8", "--rank", "0"]
+        command += ["--stand-in", "kernels", "--json", "--", f"--depth={layers}", *_OPTIONS.split()]
+        environment = {"NANOCHAT_BASE_DIR": str(folder / "base"), "WANDB_MODE": "disabled"}
+        return reported_ms(command, folder / "nanochat", environment)
+
+
+def reported_ms(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> float:
+    """The step of ``autosac run`` with these arguments, in this folder. UsageError if it fails."""
+    paths = os.pathsep.join((str(Path.cwd()), os.environ.get("PYTHONPATH", "")))
+    ended = subprocess.run(
+        [sys.executable, "-m", "autosac", "run", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if ended.returncode:
         raise UsageError(ended.stderr.strip().rpartition("\n")[2])
     report = json.loads(ended.stdout[ended.stdout.index('{\n "job"') :])

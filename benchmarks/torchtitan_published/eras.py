@@ -162,6 +162,8 @@ def era_of(date: str, notes: str = "") -> Era:
         return WINTER_2025  # the commit with this option precedes the fused optimizer's becoming the default
     if era is FEBRUARY_2025 and "nn.RMSNorm" in notes:
         return MARCH_2025
+    if era is SPRING_2024 and "non-fused RMSNorm" in notes:
+        return MARCH_2024
     if era is SUMMER_2025 and "flex attention" in notes:
         return AUTUMN_2025
     return era

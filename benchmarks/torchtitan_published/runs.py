@@ -24,7 +24,12 @@ HELD_OUT = Path(__file__).parent / "held_out.csv"
 TORCHSIM_MEMORY = "torchsim_70b_memory.csv"
 TORCHSIM_TIME = "torchsim_70b_time.csv"
 _FOUR_PER_NODE = str(Path(__file__).parent / "h100_4_per_node.toml")
-_FORGE_NODES = str(Path(__file__).parent / "h200_4_per_node.toml")
+# By a word of a row's source or notes: its nodes.
+_NODES = {
+    "KempnerForge": str(Path(__file__).parent / "h200_4_per_node.toml"),
+    "400 Gb/s a node": str(Path(__file__).parent / "a100_400_gbit.toml"),
+    "800 Gb/s a node": str(Path(__file__).parent / "h100_800_gbit.toml"),
+}
 _SETS_THE_NETWORK = (
     "Llama-3.1-70B",
     "FSDP",
@@ -47,7 +52,7 @@ _MODELS = {
 # gives its torchrun command; of the others it shows in the memory that they report: see docs/published.md.
 _WITHOUT_LAUNCHER = (
     *("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a"),
-    "KempnerForge",
+    *("KempnerForge", "fms-fsdp"),
 )
 # The page's table of context parallelism is of runs that the launcher started: one row shows it, the others confirm it.
 _LAUNCHED_TABLE = "Table 2 (CP)"
@@ -67,6 +72,8 @@ _NOT_COMPARED = {
     "deterministic": "deterministic kernels are not priced",
     "power cap": "the power cap is not published",
 }
+# By words of a row's notes: what the eras' train specs read in a job's description, for which TorchTitan has no argument.
+_DESCRIBED = {"chunked cross-entropy": "chunked loss", "gradients reduced in bf16": "gradients reduced in bf16"}
 
 
 class UnreproducibleError(UsageError):
@@ -162,8 +169,9 @@ class Run:
                 arguments += ["--parallelism.fsdp_reshard_after_forward", policy]
         if self.bf16_parameters:
             arguments += ["--training.dtype", "bfloat16"]
-        if "chunked cross-entropy" in self.notes:
-            arguments += ["--job.description", "chunked loss"]
+        described = [text for word, text in _DESCRIBED.items() if word in self.notes]
+        if described:
+            arguments += ["--job.description", ", ".join(described)]
         if "asynctp" in self.precision.lower():
             arguments += ["--parallelism.enable_async_tensor_parallel"]
         return (*arguments, *self._precision())
@@ -261,10 +269,10 @@ def _published_run(row: dict[str, str]) -> Run:
     return Run(
         case=row["case_id"],
         model=row["model"],
-        gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"])),
+        gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"]), source),
         gpus=int(row["n_gpus"]),
         era=era_of(row["date"], row["notes"] + source),
-        cluster=_FORGE_NODES if "KempnerForge" in source else None,
+        cluster=next((file for word, file in _NODES.items() if word in source + row["notes"]), None),
         replicate=degree["dp_replicate"],
         shard=degree["fsdp_shard"],
         tensor=degree["tp"],
@@ -301,9 +309,11 @@ def _is_from(source: str, sources: tuple[str, ...]) -> bool:
     return any(each in source for each in sources)
 
 
-def _gpu(hardware: str, memory_gib: float) -> str:
+def _gpu(hardware: str, memory_gib: float, source: str) -> str:
+    """TorchTitan's A100s are Meta's: a log of July 2025 says "NVIDIA PG509-210" (commit db52d57ca)."""
     if "A100" in hardware:
-        return "a100-sxm-80gb" if memory_gib > 60 else "a100-sxm-40gb"
+        large = "a100-sxm-80gb-meta" if "pytorch/torchtitan" in source else "a100-sxm-80gb"
+        return large if memory_gib > 60 else "a100-sxm-40gb"
     if "H100" in hardware:
         return "h100-sxm-96gb-meta" if memory_gib > 90 else "h100-sxm-80gb"
     if "H200" in hardware:

@@ -23,6 +23,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
 from torchtitan.config import TORCH_DTYPE_MAP, JobConfig
 from torchtitan.distributed import NoParallel
 from torchtitan.distributed.activation_checkpoint import apply_ac
@@ -205,9 +206,10 @@ class StreamReduceScatter(ReduceScatter):
 
 def apply_fsdp(model: nn.Module, era: Era, mesh: Any, job_config: Any, pipelined: bool) -> None:
     """FSDP2 as it was: blocks, and all else in the root group."""
+    narrow = "gradients reduced in bf16" in job_config.job.description
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPE_MAP[job_config.training.mixed_precision_param],
-        reduce_dtype=TORCH_DTYPE_MAP[job_config.training.mixed_precision_reduce],
+        reduce_dtype=torch.bfloat16 if narrow else TORCH_DTYPE_MAP[job_config.training.mixed_precision_reduce],
     )
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     if job_config.training.enable_cpu_offload:
@@ -360,8 +362,32 @@ def _qwen3_spec(era: Era) -> TrainSpec:
     return dataclasses.replace(qwen3_spec(), model_cls=_of_era(EraQwen3, era), parallelize_fn=parallel)
 
 
+def recompute_what_was_not_kept() -> None:
+    """Selective checkpointing of before torch 2.13, which looked for nothing but what it kept when it recomputed.
+
+    Since then it refuses operators that the forward did not run, and so experts with FSDP groups of their own: their gathers,
+    which the forward starts before the block, start inside it in the recomputation.
+    """
+    mode: Any = checkpoint._CachedTorchDispatchMode
+    known = mode.__torch_dispatch__
+    if getattr(known, "recomputes", False):
+        return
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return known(self, func, types, args, kwargs)
+        except RuntimeError as e:
+            if "not found in storage" not in str(e):
+                raise
+            return func(*args, **(kwargs or {}))
+
+    dispatch.recomputes = True  # type: ignore[attr-defined]
+    mode.__torch_dispatch__ = dispatch
+
+
 def parallelize_deepseek_v3(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
     """As TorchTitan's; where the era did so, attention is never cuDNN's and selective checkpointing keeps no all-to-all."""
+    recompute_what_was_not_kept()
     if not era.deepseek_flex:
         for module in model.modules():
             if isinstance(module, ScaledDotProductAttentionWrapper):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils import checkpoint
 
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
@@ -66,6 +69,62 @@ def test_parameters_in_bf16_are_asked_for_where_the_runs_show_them(tmp_path: Pat
     asked = run(tmp_path, source=page, date="2025-06").overrides()
     assert asked[asked.index("--training.dtype") + 1] == "bfloat16"
     assert "--training.dtype" not in run(tmp_path, source="pytorch/ao docs/source/workflows/training.md").overrides()
+
+
+def test_what_a_job_s_description_says(tmp_path: Path) -> None:
+    """A chunked loss, gradients in bf16, or nothing: TorchTitan has no arguments for them."""
+    for notes, words in (("chunked cross-entropy: less", "chunked loss"), ("gradients reduced in bf16",) * 2):
+        asked = run(tmp_path, notes=notes).overrides()
+        assert asked[asked.index("--job.description") + 1] == words
+    assert "--job.description" not in run(tmp_path).overrides()
+
+
+def test_nodes_by_what_a_row_says(tmp_path: Path) -> None:
+    """Those of a source or of a rate have a file, others are the GPU's usual ones."""
+    assert run(tmp_path).cluster is None
+    for change in (
+        {"source": "KempnerInstitute/KempnerForge"},
+        {"notes": "400 Gb/s a node"},
+        {"notes": "800 Gb/s a node"},
+    ):
+        file = run(tmp_path, **change).cluster
+        assert file is not None
+        assert Path(file).is_file()
+
+
+def test_a100s_of_torchtitan_are_meta_s(tmp_path: Path) -> None:
+    """Their board has a cap of 330 W; those of other sources are the usual ones."""
+    large = {"hardware": "A100-80GB", "gpu_mem_gib": "79.15"}
+    assert run(tmp_path, **large, source="pytorch/torchtitan commit 40f8fd007").gpu == "a100-sxm-80gb-meta"
+    assert run(tmp_path, **large, source="foundation-model-stack/fms-fsdp").gpu == "a100-sxm-80gb"
+
+
+def test_norms_of_may_2024_are_fused_unless_a_row_says_otherwise(tmp_path: Path) -> None:
+    """TorchTitan let its users choose then."""
+    assert run(tmp_path, date="2024-05").era.norm == "native"
+    assert run(tmp_path, date="2024-05", notes="non-fused RMSNorm").era.norm == "own"
+
+
+def test_a_recomputation_may_run_what_the_forward_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before torch 2.13: what was kept is looked up, all else is computed, and the gradient is right."""
+    specs = pytest.importorskip("benchmarks.torchtitan_published.specs")
+    mode = checkpoint._CachedTorchDispatchMode
+    monkeypatch.setattr(mode, "__torch_dispatch__", mode.__torch_dispatch__)  # to be put back
+    specs.recompute_what_was_not_kept()
+    ran: list[str] = []
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        ran.append("again" if ran else "forward")
+        kept = x.sin()
+        if ran[-1] == "again":
+            torch.ones(2).cosh()
+        return (2 * kept).exp()
+
+    contexts = partial(checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    checkpoint.checkpoint(body, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    assert ran == ["forward", "again"]
+    torch.testing.assert_close(x.grad, (2 * x.cos() * (2 * x.sin()).exp()).detach())
 
 
 def test_recipes_of_float8_by_rows(tmp_path: Path) -> None:
