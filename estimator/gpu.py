@@ -2,8 +2,7 @@
 
 A profile is a candidate if compute capability and number of multiprocessors are equal and the memory agrees
 within 3 % (drivers and ECC settings differ by less). Of several (an A100 with SXM or PCIe interface), the one
-is taken that knows the device's name as it is, then the one that shares most words of its own name with it, then
-the nearest in memory.
+that shares most words of its name with the device's is taken, then the nearest in memory.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def match_gpu(name: str, capability: tuple[int, int], sm_count: int, total_bytes
             and difference <= _TOLERANCE * total_bytes
         ):
             shared = sum(word in words for word in profile.name.split("-"))
-            candidates.append((profile.device_name != name, -shared, difference, profile.name))
+            candidates.append((-shared, difference, profile.name))
     if not candidates:
         raise UsageError(
             f"no GPU profile matches {name} ({sm_count} multiprocessors, "
             f"{total_bytes / 2**30:.1f} GiB): name one, or a profile file; known are {', '.join(known_hardware())}"
         )
-    return min(candidates)[3]
+    return min(candidates)[2]

@@ -269,7 +269,7 @@ def _published_run(row: dict[str, str]) -> Run:
     return Run(
         case=row["case_id"],
         model=row["model"],
-        gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"]), source),
+        gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"])),
         gpus=int(row["n_gpus"]),
         era=era_of(row["date"], row["notes"] + source),
         cluster=next((file for word, file in _NODES.items() if word in source + row["notes"]), None),
@@ -309,11 +309,9 @@ def _is_from(source: str, sources: tuple[str, ...]) -> bool:
     return any(each in source for each in sources)
 
 
-def _gpu(hardware: str, memory_gib: float, source: str) -> str:
-    """TorchTitan's A100s are Meta's: a log of July 2025 says "NVIDIA PG509-210" (commit db52d57ca)."""
+def _gpu(hardware: str, memory_gib: float) -> str:
     if "A100" in hardware:
-        large = "a100-sxm-80gb-meta" if "pytorch/torchtitan" in source else "a100-sxm-80gb"
-        return large if memory_gib > 60 else "a100-sxm-40gb"
+        return "a100-sxm-80gb" if memory_gib > 60 else "a100-sxm-40gb"
     if "H100" in hardware:
         return "h100-sxm-96gb-meta" if memory_gib > 90 else "h100-sxm-80gb"
     if "H200" in hardware:

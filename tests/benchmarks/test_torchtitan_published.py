@@ -92,13 +92,6 @@ def test_nodes_by_what_a_row_says(tmp_path: Path) -> None:
         assert Path(file).is_file()
 
 
-def test_a100s_of_torchtitan_are_meta_s(tmp_path: Path) -> None:
-    """Their board has a cap of 330 W; those of other sources are the usual ones."""
-    large = {"hardware": "A100-80GB", "gpu_mem_gib": "79.15"}
-    assert run(tmp_path, **large, source="pytorch/torchtitan commit 40f8fd007").gpu == "a100-sxm-80gb-meta"
-    assert run(tmp_path, **large, source="foundation-model-stack/fms-fsdp").gpu == "a100-sxm-80gb"
-
-
 def test_norms_of_may_2024_are_fused_unless_a_row_says_otherwise(tmp_path: Path) -> None:
     """TorchTitan let its users choose then."""
     assert run(tmp_path, date="2024-05").era.norm == "native"

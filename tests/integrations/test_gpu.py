@@ -15,7 +15,6 @@ GIB = 2**30
     ("name", "capability", "sm_count", "gib", "profile"),
     [
         ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 79.15, "a100-sxm-80gb"),
-        ("NVIDIA PG509-210", (8, 0), 108, 79.15, "a100-sxm-80gb-meta"),
         ("NVIDIA A100 80GB PCIe", (8, 0), 108, 79.15, "a100-pcie-80gb"),
         ("NVIDIA A100-PCIE-40GB", (8, 0), 108, 39.39, "a100-pcie-40gb"),
         ("NVIDIA H100 80GB HBM3", (9, 0), 132, 79.1, "h100-sxm-80gb"),
