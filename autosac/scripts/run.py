@@ -39,10 +39,11 @@ from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.devices import check_devices
 from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.exchange import Exchange
+from autosac.scripts.executed import Mark
 from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
-from autosac.scripts.timing import Mark, StepTimes
+from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
 
@@ -64,7 +65,7 @@ class ScriptRun:
 
         self._session = CaptureSession(target.gpu, CUDA, before=follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
-        self._times = StepTimes(self._present, self._simulation, self._has_changed, self._waited)
+        self._times = StepTimes(self._present, self._simulated, self._has_changed, self._waited)
         self._kept: tuple[int, Trace] | None = None
         self._shown: Simulation | None = None  # the kept step, with those of other ranks
         self._notes: dict[str, None] = {}
@@ -168,6 +169,8 @@ class ScriptRun:
         with self._session.active():
             if self._accumulation is not None:
                 self._accumulation.begin()
+            if not self._request.is_changed:  # nobody sees its clock
+                self._session.recorder.log.begin()
             self._clock.start(self._times.elapsed_s)
             yield
 
@@ -330,7 +333,7 @@ class ScriptRun:
         if self._steps.forward.active:
             return self._steps.number, self._steps.forward.events
         log = self._session.recorder.log
-        return self._steps.number, len(log.events) if self._steps.number else 0
+        return self._steps.number, len(log.events) if log.has_begun else 0
 
     def _waited(self) -> Mark | None:
         """Where in the step under way the host last waited for all that it had issued, to a stream or to all."""
@@ -348,11 +351,15 @@ class ScriptRun:
 
     def _to_show(self) -> Simulation | None:
         """The kept step, or what there is before it; None if there is nothing."""
-        return self._shown or (self._simulation() if self._present()[1] else None)
+        return self._shown or (self._simulation() if self._steps.number else None)
 
     def _simulation(self, notes: tuple[str, ...] = ()) -> Simulation:
         """The step that is recorded now, as far as it has come."""
-        return simulation_of(self._session.recorder.trace(self._info(notes)), self._target)
+        return self._simulated(lambda trace: trace, notes)
+
+    def _simulated(self, part: Callable[[Trace], Trace], notes: tuple[str, ...] = ()) -> Simulation:
+        """A part of what is recorded now."""
+        return simulation_of(part(self._session.recorder.trace(self._info(notes))), self._target)
 
     def _info(self, notes: tuple[str, ...]) -> TraceInfo:
         recorder, request = self._session.recorder, self._request
