@@ -25,7 +25,7 @@ from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, L
 # Types of PyTorch's schemas; a number may stand for a tensor.
 _OPERANDS = ("number", "Optional[number]", "List[number]", "float", "Tensor")
 _TRAINED = (Label.PARAMETER, Label.BUFFER, Label.GRADIENT, Label.OPTIMIZER_STATE)
-_PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
+_PLACES = ("rank", "start", "end", "index", "storage_offset")  # arguments of operators; shapes say how much it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, exchanged, values
 from autosac.capture.device.device import CUDA
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.capture.device.typical import SINGLE
 from autosac.capture.jobs.accumulated import Accumulation
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
@@ -47,7 +48,7 @@ from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
 
-_FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
+_LOSS_EXPONENT = 0.1
 _MOST_STOPS = 3
 
 
@@ -88,7 +89,7 @@ class ScriptRun:
         profiler.install(self._note, self._to_show)
         if request.synthetic is not None:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
-        values.assume_floats(self._falling)
+        values.assume_floats(self._assumed, self._fallen)
         dynamic.on_assumption(self._note)
         simulated.set_clock(self._times)
         self._clock = clock
@@ -132,12 +133,16 @@ class ScriptRun:
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
-    def _falling(self) -> float:
-        """What stands for a loss or a norm that the script reads."""
+    def _assumed(self) -> float:
+        """What stands for a single number that the script reads, and that nothing is known of."""
         self._note(
-            f"losses and norms that the script reads are invented: finite numbers that fall slowly from {_FIRST_LOSS:g}"
+            "losses and norms that the script reads are invented: finite numbers that fall slowly, cross entropies from the "
+            f"logarithm of the number of classes, others from {SINGLE:g}"
         )
-        return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
+        return SINGLE * self._fallen()
+
+    def _fallen(self) -> float:
+        return float((1 + self._steps.complete) ** -_LOSS_EXPONENT)
 
     def _followed(self, session: CaptureSession) -> ScriptSteps:
         """The steps of a session, whose operators they hear of from now on."""

@@ -47,6 +47,7 @@ def rank(
     builder.op("aten.mm.default", (held,), (held,))
     places = (("dim", dim), ("start", offset), ("end", offset + 2))
     builder.op(Signature("aten.slice.Tensor", (), (), places), (held,), (held,))
+    builder.op(Signature("aten.select.int", (), (), (("dim", dim), ("index", offset))), (held,), (held,))
     builder.op(Signature(operator, (), (), (("other", number), ("alpha", 1))), (held,), (held,))
     builder.op("c10d.allreduce_.default")
     last = builder.events.pop()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autosac.capture.device import typical
 from autosac.capture.device.shadows import MOST_KNOWN, Later, arrived, forget, overwrite, shadow
 from autosac.capture.moe_load import Routing
 
@@ -35,6 +37,19 @@ _peers: list[Peers] = []  # one at most
 def exchange_with(peers: Peers) -> None:
     """Small integer tensors are sent to other ranks, and received from them, from now on."""
     _peers[:] = [peers]
+
+
+def added_up(tensors: Iterable[torch.Tensor], operation: Any, size: int) -> None:
+    """An all-reduce of so many ranks has changed these in place. Maxima and means of equal numbers are these numbers."""
+    if operation != torch.distributed.ReduceOp.SUM:
+        return
+    for tensor in tensors:
+        known = shadow(tensor) if isinstance(tensor, FakeTensor) else tensor
+        if known is None and isinstance(tensor, FakeTensor):
+            typical.scale(tensor, size)
+        elif known is not None and known.dtype is not torch.bool:
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                known.mul_(size)
 
 
 def exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:
