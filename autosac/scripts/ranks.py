@@ -114,6 +114,7 @@ class _Ranks:
         request = self._request
         if not is_shown:  # no more steps than are compared
             request = replace(request, rank=rank, quiet=True, fast_forward=False, steps=1)
+        (self._folder / f"ended-{rank}").unlink(missing_ok=True)
         self._processes[rank] = RankProcess(request, self._folder / f"rank-{rank}", silent=not is_shown)
 
     def _read_messages(self) -> None:
@@ -156,6 +157,7 @@ class _Ranks:
             self._waiting.remove(rank)
         if rank in self._processes:
             self._processes[rank].end()
+            (self._folder / f"ended-{rank}").touch()
             (self._folder / f"waits-{rank}").unlink(missing_ok=True)
 
     @property

@@ -81,11 +81,12 @@ class ScriptRun:
         self._stops = 0
         functions.answer_from(self._memory)
         process_group.serve_scripts()
-        if request.shared is not None and request.world_size > 1:
-            self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
+        shared = Path(request.shared) if request.shared is not None and request.world_size > 1 else None
+        if shared is not None:
+            self._exchange = Exchange(shared, request.rank, request.shown)
             exchanged.exchange_with(self._exchange)
         meshes.install(request.rank)
-        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints)
+        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints, shared=shared)
         profiler.install(self._note, self._to_show)
         if request.synthetic is not None:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)

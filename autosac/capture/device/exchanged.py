@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,9 @@ class Peers(Protocol):
 
     def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> Later | None:
         """A small integer tensor goes from `root` to all of the group. None if this rank's own values are taken."""
+
+    def barrier(self, group: str, ranks: Sequence[int]) -> None:
+        """All of the group meet."""
 
 
 routing_in_use: list[Routing] = []  # one at most
@@ -64,6 +67,9 @@ def exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:
 def collective_in_place(func: Any, args: Any) -> None:
     """c10d's operators under symmetric ranks."""
     name = func._schema.name.split("::")[1]
+    if name == "barrier":
+        meet(torch.distributed.ProcessGroup.unbox(args[1]))
+        return
     target = args[0]
     if name in ("send", "recv_", "broadcast_"):
         for peers in _peers:
@@ -81,6 +87,12 @@ def collective_in_place(func: Any, args: Any) -> None:
         for leaf in pytree.tree_leaves(args):
             if isinstance(leaf, FakeTensor):
                 forget(leaf)
+
+
+def meet(group: Any) -> None:
+    """The ranks of a group wait for each other."""
+    for peers in _peers:
+        peers.barrier(group.group_name, torch.distributed.get_process_group_ranks(group))
 
 
 def _exchange(peers: Peers, name: str, args: Any) -> None:
@@ -120,6 +132,8 @@ def _expect(tensor: Any, later: Later) -> None:
 def exchange_on_host(func: Any, args: Any) -> None:
     """A c10d operator on real tensors."""
     name = func._schema.name.split("::")[1]
+    if name == "barrier":
+        meet(torch.distributed.ProcessGroup.unbox(args[1]))
     if name in ("send", "recv_", "broadcast_"):
         for peers in _peers:
             _exchange(peers, name, args)
