@@ -55,6 +55,26 @@ def train_alike(one: Trace, other: Trace) -> bool:
     return bool(work) and one.info.parameter_shapes == other.info.parameter_shapes and work == _work(other, kinds)
 
 
+def has_shorter_parts(one: Trace, other: Trace) -> bool:
+    """Whether `other` calls the same operators as `one`, with shorter parts of some parameters, none of them empty.
+
+    A parameter is cut into equal parts, of which only the last may be shorter: then the ranks between are like the first.
+    """
+    mine, theirs = _parts(one), _parts(other)
+    if len(mine) != len(theirs) or mine == theirs:
+        return False
+    return all(0 < t <= m for m, t in zip(mine, theirs, strict=True)) and _names(one) == _names(other)
+
+
+def _parts(trace: Trace) -> list[int]:
+    return [storage.nbytes for storage in trace.storages if storage.label is Label.PARAMETER]
+
+
+def _names(trace: Trace) -> list[str]:
+    called = (event for event in trace.events if type(event) is Op or type(event) is Collective)
+    return [trace.signatures[event.signature].name for event in called]
+
+
 def operators(events: Sequence[Event], signatures: Sequence[Signature], kinds: dict[Signature, int]) -> Counter[int]:
     """How often there is each kind of operator, whatever numbers it computes with: an optimizer's change with each step."""
     found: Counter[int] = Counter()

@@ -5,7 +5,7 @@ One rank is shown: it prints, and it always runs. Others run beside it, silently
 - a rank that a running one sends to or receives from (point to point), and whom that one needs, and so on: with pipeline
   parallelism one rank of each stage;
 - where all communication is among all ranks, the last rank, to see whether ranks behave alike; if it trains otherwise
-  (`train_alike`), the one in the middle as well.
+  (`train_alike`), the one in the middle as well, unless the last one only has shorter parts of parameters.
 
 Ranks for which one that ran stands are dropped (`scripts.alike`). All that did not run are taken to be like one that ran. The
 steps of the ranks that remain are executed together.
@@ -25,7 +25,7 @@ from pathlib import Path
 from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.files.writing import write_bytes_atomically
-from autosac.scripts.alike import stands_for, train_alike
+from autosac.scripts.alike import has_shorter_parts, stands_for, train_alike
 from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
@@ -223,7 +223,8 @@ class _Ranks:
             if found is not None:
                 self._alike[rank] = found
         shown, middle = self._trace(self._shown), self._request.world_size // 2
-        differ = any(not train_alike(shown, self._trace(rank)) for rank in self._probes - self._alike.keys())
+        unlike = [self._trace(rank) for rank in self._probes - self._alike.keys()]
+        differ = any(not train_alike(shown, rank) and not has_shorter_parts(shown, rank) for rank in unlike)
         if differ and middle not in self._processes:
             self._probe(middle)
             return

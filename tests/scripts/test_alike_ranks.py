@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autosac.scripts.alike import operators, planned_ranks, stands_for, train_alike
+from autosac.scripts.alike import has_shorter_parts, operators, planned_ranks, stands_for, train_alike
 from autosac.trace import (
     Collective,
     Event,
@@ -211,3 +211,20 @@ def test_a_step_without_training_is_like_no_other() -> None:
     """Nothing is compared where nothing is known to be trained."""
     empty = TraceBuilder().build()
     assert not train_alike(empty, empty)
+
+
+def part(*nbytes: int, operator: str = "aten.mm.default") -> Trace:
+    """A step with parameters of these sizes."""
+    builder = TraceBuilder()
+    for size in nbytes:
+        builder.alloc(size, Label.PARAMETER)
+    builder.op(operator, (builder.alloc(64),))
+    return builder.build()
+
+
+def test_the_last_part_of_a_parameter_may_be_shorter() -> None:
+    """Not longer, not empty, not of another number of parameters, and with the same operators."""
+    full = part(96, 64)
+    assert has_shorter_parts(full, part(90, 64)) and has_shorter_parts(full, part(90, 60))
+    others = [full, part(0, 64), part(90, 70), part(90), part(90, 64, operator="aten.add.Tensor")]
+    assert not any(has_shorter_parts(full, other) for other in others)
