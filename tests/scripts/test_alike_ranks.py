@@ -213,18 +213,19 @@ def test_a_step_without_training_is_like_no_other() -> None:
     assert not train_alike(empty, empty)
 
 
-def part(*nbytes: int, operator: str = "aten.mm.default") -> Trace:
-    """A step with parameters of these sizes."""
+def part(*rows: int, phase: Phase = Phase.OPTIMIZER, operator: str = "aten._foreach_norm.Scalar") -> Trace:
+    """A step that reads tensors of so many rows."""
     builder = TraceBuilder()
-    for size in nbytes:
-        builder.alloc(size, Label.PARAMETER)
-    builder.op(operator, (builder.alloc(64),))
+    builder.phase = phase
+    metas = tuple(TensorMeta((count, 64), (64, 1), "float32", "device") for count in rows)
+    builder.op(Signature(operator, metas, ()))
     return builder.build()
 
 
 def test_the_last_part_of_a_parameter_may_be_shorter() -> None:
-    """Not longer, not empty, not of another number of parameters, and with the same operators."""
+    """Not longer, not empty, not of another number of parameters, with the same operators, and not what is computed with."""
     full = part(96, 64)
     assert has_shorter_parts(full, part(90, 64)) and has_shorter_parts(full, part(90, 60))
     others = [full, part(0, 64), part(90, 70), part(90), part(90, 64, operator="aten.add.Tensor")]
     assert not any(has_shorter_parts(full, other) for other in others)
+    assert not has_shorter_parts(part(96, phase=Phase.FORWARD), part(90, phase=Phase.FORWARD))
