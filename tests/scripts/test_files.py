@@ -110,7 +110,8 @@ for step in range(3):
         sys.exit(f"rank {rank}: the folder is not new")
     dist.barrier()
     if rank == 0:
-        torch.save({"model": model.state_dict(), "step": step}, f"run/{step}.pt")
+        state = torch.get_rng_state()[:3], torch.tensor(2.5, dtype=torch.bfloat16), torch.empty(0)
+        torch.save({"model": model.state_dict(), "step": step, "state": state}, f"run/{step}.pt")
         buffer = io.BytesIO()
         torch.save({"step": step}, buffer)
         pathlib.Path("sent.pt").write_bytes(buffer.getvalue())  # as Lightning does
@@ -118,6 +119,7 @@ for step in range(3):
     found = torch.load(f"run/{step}.pt", map_location=f"cuda:{rank}")
     assert torch.load("sent.pt") == {"step": step}
     model.load_state_dict(found["model"])
+    assert [tensor.tolist() for tensor in found["state"][1:]] == [2.5, []] and found["state"][0].dtype is torch.uint8
     model(torch.ones(2, 8, device="cuda")).sum().backward()
     dist.all_reduce(model.weight.grad)
     optimizer.step()

@@ -40,6 +40,9 @@ for step in range(2):
         torch.sigmoid(logits).mean(),
         logits.norm() / 4 * 4,
         margin.mean(),
+        logits.sum() / logits.numel(),
+        logits.norm() / logits.norm(),
+        (logits.argmax(-1) == labels).float().mean(),
     )
     optimizer.step()
     print(*(f"{value.item():.4f}" for value in found), tokens.item(), read.item())
@@ -54,6 +57,30 @@ def test_losses_begin_as_those_of_an_untrained_model(run: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     first, second = (line.split() for line in ended.stdout.splitlines()[:2])
     loss = ["6.9078", "13.8155", "6.9078", "6.9078", "6.9078", "6.9078", "6.9078", "27.6310", "1000.0000"]
-    assert first == [*loss, "0.6931", "0.6931", "0.5000", "10.0000", "10.0000", "28", "28"]
+    assert first == [
+        *loss,
+        "0.6931",
+        "0.6931",
+        "0.5000",
+        "10.0000",
+        "10.0000",
+        "10.0000",
+        "10.0000",
+        "0.5000",
+        "28",
+        "28",
+    ]
     assert second[:2] == ["6.4452", "12.8903"]
-    assert second[8:] == ["629.6497", "0.6467", "0.6467", "0.5000", "9.3303", "9.3303", "28", "28"]
+    assert second[8:] == [
+        "629.6497",
+        "0.6467",
+        "0.6467",
+        "0.5000",
+        "9.3303",
+        "9.3303",
+        "9.3303",
+        "9.3303",
+        "0.5000",
+        "28",
+        "28",
+    ]

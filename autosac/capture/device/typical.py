@@ -1,9 +1,10 @@
 """What unknown numbers are like: the losses that a script prints shall look like those of an untrained model.
 
-A tensor without values may have a typical element: of the logarithm of a softmax over C classes -ln C, of a sigmoid one half,
-and so a cross entropy is ln C. Operators on such tensors compute with that number: means and sums, products with numbers, what
-ranks add up. What is computed from a loss so begins at its logarithm and falls slowly, as the loss does. All other numbers
-are unknown; single ones stand for what `.item()` answers for them, so that ``loss / 8 * 8`` is the loss.
+A tensor without values may have a typical element: of the logarithm of a softmax over C classes -ln C, of a sigmoid or a
+comparison one half, and so a cross entropy is ln C. Operators on such tensors compute with that number: means and sums,
+products with numbers, what ranks add up. What is computed from a loss so begins at its logarithm and falls slowly, as the
+loss does. All other numbers are unknown; single ones stand for what `.item()` answers for them, so that ``loss / 8 * 8`` is
+the loss.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def estimated(func: Any, args: Any, kwargs: Any, out: Any) -> float | None:
 def give(func: Any, args: Any, out: Any, value: float) -> None:
     """An operator's first result has this typical element, if its values are not known."""
     first = _first(out)
-    if not isinstance(first, FakeTensor) or not first.dtype.is_floating_point or first.is_inference():
+    if not isinstance(first, FakeTensor) or first.is_inference():
+        return
+    if not (first.dtype.is_floating_point or first.dtype is torch.bool):
         return
     if shadow(first) is None:  # what autograd does to the version comes later
         viewed = args[0] if getattr(func, "is_view", False) else first
@@ -123,6 +126,11 @@ def _operand(x: Any) -> float | None:
     return SINGLE * _falls[0]() if x.dtype.is_floating_point else None
 
 
+def _is_known(x: Any) -> bool:
+    """Whether something is known of it: of two numbers that nothing is known of nothing follows."""
+    return not isinstance(x, FakeTensor) or typical(x) is not None or shadow(x) is not None
+
+
 def _same(args: Any, kwargs: Any, out: Any) -> float | None:
     return typical(args[0])
 
@@ -133,8 +141,13 @@ def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 def _sum(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Of elements like each other; those that nothing is known of are like single ones, so that their mean is."""
+    if not out.numel() or not out.dtype.is_floating_point:
+        return None
     found = typical(args[0])
-    return None if found is None or not out.numel() else found * args[0].numel() / out.numel()
+    if found is None and shadow(args[0]) is None:
+        found = SINGLE * _falls[0]()
+    return None if found is None else found * args[0].numel() / out.numel()
 
 
 def _of_one(compute: Callable[[float], float]) -> Rule:
@@ -147,6 +160,8 @@ def _of_one(compute: Callable[[float], float]) -> Rule:
 
 def _of_two(compute: Callable[[float, float], float]) -> Rule:
     def rule(args: Any, kwargs: Any, out: Any) -> float | None:
+        if not (_is_known(args[0]) or _is_known(args[1])):
+            return None
         a, b = _operand(args[0]), _operand(args[1])
         return None if a is None or b is None else compute(a, b * kwargs.get("alpha", 1))
 
@@ -191,7 +206,7 @@ _RULES: dict[Any, Rule] = {
     **{getattr(aten, name): _same for name in _SAME.split() if hasattr(aten, name)},
     aten._log_softmax: _log_softmax,
     aten._softmax: lambda args, kwargs, out: 1.0 / _classes(args, kwargs, out),
-    aten.sigmoid: lambda args, kwargs, out: 0.5,
+    **dict.fromkeys((aten.sigmoid, aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le), lambda *_: 0.5),
     aten.log_sigmoid_forward: lambda args, kwargs, out: -math.log(2) * _falls[0](),
     aten.softplus: lambda args, kwargs, out: math.log(2) * _falls[0](),
     aten.nll_loss_forward: _negative_likelihood,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
+
+import torch
 
 _END = ".pickle"
 _names, _remove, _replace = os.listdir, os.remove, os.replace  # before scripts' own calls are answered otherwise
@@ -27,9 +30,14 @@ class SharedFiles:
 
     def put(self, place: str, contents: Any, nbytes: int) -> None:
         """It has been written, or written again."""
+        data = io.BytesIO()
+        try:
+            _Pickler(data).dump((contents, nbytes))
+        except (pickle.PicklingError, AttributeError, TypeError):  # nobody could read it
+            return
         file = self._file(place)
         unfinished = f"{file}.{os.getpid()}"
-        Path(unfinished).write_bytes(pickle.dumps((contents, nbytes)))
+        Path(unfinished).write_bytes(data.getvalue())
         _replace(unfinished, file)
 
     def get(self, place: str) -> tuple[Any, int] | None:
@@ -56,6 +64,24 @@ class SharedFiles:
     def _file(self, place: str) -> str:
         folder, name = os.path.split(place)
         return f"{self._folder}{os.sep}{_prefix(folder)}{quote(name, safe='')}{_END}"
+
+
+class _Pickler(pickle.Pickler):
+    """Real tensors by their bytes: PyTorch would save them with `torch.save`, which is answered otherwise."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
+            return NotImplemented
+        with torch._C._DisableTorchDispatch():
+            data = obj.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return _tensor, (data, obj.dtype, tuple(obj.shape))
+
+
+def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    with torch._C._DisableTorchDispatch():
+        if not data:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
 
 def _prefix(folder: str) -> str:
