@@ -73,6 +73,7 @@ class _Ranks:
         self._ended: set[int] = set()
         self._traces: dict[int, Trace] = {}
         self._among_all: bool | None = None  # not known yet
+        self._late = -1  # the rank that was tried after others had kept their step: it finds files that they have left
         self._cores = os.cpu_count() or 1
         self._is_over = False
 
@@ -179,6 +180,14 @@ class _Ranks:
             return
         if rank in self._probes and not self._has_trace(self._shown):
             return  # judged later: it may have missed what ranks like it would tell it
+        if rank == self._late and not self._has_trace(rank):
+            print(
+                f"autosac: rank {rank}, which ran after the others to see whether it is like them, has failed: "
+                "it is assumed to be",
+                file=sys.stderr,
+            )
+            self._drop(rank)
+            return
         self._judge(rank)
 
     def _judge(self, rank: int) -> ScriptResult | None:
@@ -226,6 +235,7 @@ class _Ranks:
         unlike = [self._trace(rank) for rank in self._probes - self._alike.keys()]
         differ = any(not train_alike(shown, rank) and not has_shorter_parts(shown, rank) for rank in unlike)
         if differ and middle not in self._processes:
+            self._late = middle
             self._probe(middle)
             return
         self._say_together()

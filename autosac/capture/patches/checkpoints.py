@@ -53,9 +53,11 @@ class LibraryCheckpoints:
             self._write(filename, model.state_dict())
 
         @functools.wraps(read)
-        def load_file(filename: Any, device: Any = "cpu") -> Any:
+        def load_file(filename: Any, device: Any = "cpu", **options: Any) -> Any:
             contents = self._unwritten.get(filename)
-            return read(filename, device) if contents is None else loaded_from(contents, lambda _: torch.device(device))
+            if contents is None:
+                return read(filename, device, **options)
+            return loaded_from(contents, lambda _: torch.device(device))
 
         vars(module).update(save_file=save_file, save_model=save_model, load_file=load_file)
 
