@@ -10,7 +10,7 @@ from autosac.derivation.steps import DETACH, NEVER, CapturedSteps, NotDerivableE
 from autosac.derivation.unit_executions import CallRows, Need, UnitExecution
 from autosac.integrations.operators.names import is_foreign_name
 from autosac.plans import Decision
-from autosac.trace import Alloc, Call, Collective, Event, Free, HostWait, Op, Signature, Storage, TensorMeta
+from autosac.trace import Alloc, Collective, Event, Free, HostWait, Op, Signature, Storage, TensorMeta
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,9 @@ class KeptResults:
             if decision.keep and not is_foreign_name(rows.call.op)
         ]
         self._kept = self._kept_storages()
-        self._need = Need(execution, roots, self._kept)
+        own = set(map(id, self._keeping))
+        kept_calls = frozenset(c for c, rows in enumerate(execution.calls) if id(rows) in own)
+        self._need = Need(execution, roots, self._kept, kept_calls)
 
     def _kept_storages(self) -> frozenset[int]:
         """What the plan keeps. What is changed in place is kept by all that write to it, or by none."""
@@ -68,7 +70,7 @@ class KeptResults:
     def apply(self) -> None:
         """Add the edits."""
         for rows in self._keeping:
-            if rows.made or _is_on_host(rows.call):
+            if rows.made or (not rows.call.writes and any(map(_has_no_storage, rows.call.outputs))):
                 self._detach(rows)
         last = self._last_uses()
         for c, rows in enumerate(self._execution.calls):
@@ -121,7 +123,7 @@ class KeptResults:
         last = next(template.rows[i] for i in reversed(rows.forward) if type(template.rows[i]) in (Op, Collective))
         made: list[Event] = []
         for old, meta in self._outputs(rows):
-            if old not in own and meta.place != "cpu":
+            if old not in own and not _has_no_storage(meta):
                 continue
             own.discard(old)
             signature = Signature(DETACH, (meta,), (meta,), is_view=True)
@@ -264,6 +266,6 @@ def _is_seen_twice(signature: Signature, result: TensorMeta) -> bool:
     return above and result.dtype != "bool"
 
 
-def _is_on_host(call: Call) -> bool:
-    """Whether an operator makes a result in host memory, which no storage stands for."""
-    return any(meta.place == "cpu" for meta in call.outputs) and not call.writes
+def _has_no_storage(result: TensorMeta) -> bool:
+    """Whether no storage stands for a result: it is in host memory, or empty."""
+    return result.place == "cpu" or 0 in result.shape

@@ -23,7 +23,7 @@ from autosac.derivation.steps import (
     Tables,
     executions,
 )
-from autosac.derivation.unit_executions import CallRows, Need, UnitExecution
+from autosac.derivation.unit_executions import CallRows, Need, UnitExecution, empty_inputs
 from autosac.plans import Decision
 from autosac.trace import (
     UNSHARD,
@@ -110,7 +110,8 @@ class Keeper:
         reruns = [rows.recomputed for rows in calls]
         gathered = (range(c.first + split, c.last + split) for c in block.calls if c.op == UNSHARD)
         gathers = tuple(Gather(self._template, rows, reruns, self._hooks[rows]) for rows in gathered)
-        execution = UnitExecution(calls=calls, block=whole, completed=completed, gathers=gathers)
+        empty = empty_inputs(calls, self._template.rows)
+        execution = UnitExecution(calls=calls, block=whole, completed=completed, gathers=gathers, empty=empty)
         wanted = Need(execution, self.roots(execution), frozenset())
         if {(calls[c].call.op, calls[c].call.occurrence) for c in wanted.calls} != again.keys():
             raise NotDerivableError("a recomputation runs other operators than are needed")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from autosac.derivation.gathers import Gather
 from autosac.derivation.steps import Recomputation
-from autosac.trace import Call
+from autosac.trace import Call, Op
 
 
 class CallRows(NamedTuple):
@@ -26,12 +26,16 @@ class CallRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UnitExecution:
-    """One forward of a unit and its recomputation. `completed` is the row in whose place what is not needed is let go."""
+    """One forward of a unit and its recomputation. `completed` is the row in whose place what is not needed is let go.
+
+    `empty`: for calls that read what has no memory (a cache without keys), the calls that made it.
+    """
 
     calls: tuple[CallRows, ...]
     block: Recomputation
     completed: int
     gathers: tuple[Gather, ...] = ()
+    empty: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Need:
@@ -41,7 +45,13 @@ class Need:
     and these need all that they read; what is kept is there.
     """
 
-    def __init__(self, execution: UnitExecution, roots: Iterable[int], kept: frozenset[int]) -> None:
+    def __init__(
+        self,
+        execution: UnitExecution,
+        roots: Iterable[int],
+        kept: frozenset[int],
+        kept_calls: frozenset[int] = frozenset(),
+    ) -> None:
         self.calls: set[int] = set()
         self.kept: set[int] = set()
         makers: dict[int, list[int]] = {}
@@ -59,7 +69,27 @@ class Need:
             if storage in kept:
                 self.kept.add(storage)
                 continue
-            for c in makers.get(storage, ()):
-                if c < before and c not in self.calls:
-                    self.calls.add(c)
-                    waiting += [(s, c) for s in calls[c].reads]
+            for maker in makers.get(storage, ()):
+                empty = (c for c in execution.empty.get(maker, ()) if c not in kept_calls)
+                for c in (maker, *empty):
+                    if c < before and c not in self.calls:
+                        self.calls.add(c)
+                        waiting += [(s, c) for s in calls[c].reads]
+
+
+def empty_inputs(calls: Sequence[CallRows], rows: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+    """`UnitExecution.empty`. What has no memory has no storage: it is read in the order in which it was made, by operators
+    that read something without a storage.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    made: list[int] = []
+    for c, (call, forward, _, _) in enumerate(calls):
+        if call.is_view or call.occurrence < 0:
+            continue
+        if call.outputs and not call.writes and all(result < 0 for result in call.results):
+            made.append(c)
+            continue
+        count = sum(row.inputs.count(-1) for row in (rows[i] for i in forward) if type(row) is Op) if made else 0
+        if count:
+            found[c], made = tuple(made[:count]), made[count:]
+    return found

@@ -20,12 +20,12 @@ from functools import cache
 from typing import Any
 
 from autosac.capture.record.log import in_order
-from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Label, Op, Signature, Trace
+from autosac.trace import Collective, Event, EventRecord, EventWait, HostWait, Label, Op, Phase, Signature, Trace
 
 # Types of PyTorch's schemas; a number may stand for a tensor.
 _OPERANDS = ("number", "Optional[number]", "List[number]", "float", "Tensor")
 _TRAINED = (Label.PARAMETER, Label.BUFFER, Label.GRADIENT, Label.OPTIMIZER_STATE)
-_PLACES = ("rank", "start", "end", "storage_offset")  # arguments of operators; shapes say how much it is
+_PLACES = ("rank", "start", "end", "index", "storage_offset")  # arguments of operators; shapes say how much it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,37 @@ def train_alike(one: Trace, other: Trace) -> bool:
     kinds: dict[Signature, int] = {}
     work = _work(one, kinds)
     return bool(work) and one.info.parameter_shapes == other.info.parameter_shapes and work == _work(other, kinds)
+
+
+def has_shorter_parts(one: Trace, other: Trace) -> bool:
+    """Whether `other` does the same as `one`, but that tensors outside of the forward and the backward are shorter in their
+    first dimension, and not empty.
+
+    A parameter is cut into equal parts, of which only the last may be shorter: then the ranks between are like the first.
+    """
+    mine, theirs = list(_shapes(one)), list(_shapes(other))
+    if len(mine) != len(theirs) or mine == theirs:
+        return False
+    return all(
+        a == b or (a[0] == b[0] and not a[0][1] and _are_shorter(a[1], b[1])) for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _shapes(trace: Trace) -> Iterator[tuple[tuple[str, bool], tuple[tuple[int, ...], ...]]]:
+    """Of what each operator reads, with its name, and whether it computes with the batch."""
+    for event in trace.events:
+        if type(event) is Op or type(event) is Collective:
+            signature = trace.signatures[event.signature]
+            if not signature.is_view:
+                computes = event.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
+                yield (signature.name, computes), tuple(meta.shape for meta in signature.inputs)
+
+
+def _are_shorter(mine: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> bool:
+    return len(mine) == len(theirs) and all(
+        a == b or (len(a) == len(b) > 0 and 0 < b[0] < a[0] and a[1:] == b[1:])
+        for a, b in zip(mine, theirs, strict=True)
+    )
 
 
 def operators(events: Sequence[Event], signatures: Sequence[Signature], kinds: dict[Signature, int]) -> Counter[int]:

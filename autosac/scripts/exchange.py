@@ -1,7 +1,8 @@
 """What the ranks of a script tell each other: values of small integer tensors, and which ranks are needed.
 
 Their processes share a folder. A message is a file, named by its group, its sender and its number; shapes, sizes and pickled
-objects are such messages. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
+objects are such messages. At a barrier ranks that run wait for each other: one may look for files that another one writes
+after it. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
 Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended.
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +23,7 @@ import torch
 from autosac.capture.device import shadows
 
 _POLL_S = 0.01
+_PATIENCE_S = 2.0
 _KNOWN, _UNKNOWN = b"k", b"u"
 
 
@@ -57,6 +61,14 @@ class Exchange:
             self._post(name, known)
             return None
         return self._later(name, root, dtype) if root == self._shown else None
+
+    def barrier(self, group: str, ranks: Sequence[int]) -> None:
+        """Wait until all ranks of the group that run have come here, but for those that wait for something else."""
+        name = self._name(f"barrier {group} {tuple(ranks)}")
+        (self._folder / f"{name}-{self._rank}").touch()
+        for rank in ranks:
+            if rank != self._rank and (self._folder / f"rank-{rank}").exists():
+                self._wait(self._folder / f"{name}-{rank}", rank, patience_s=_PATIENCE_S)
 
     # ---- the step that is kept --------------------------------------------------------------------------------------
 
@@ -101,13 +113,17 @@ class Exchange:
 
         return take
 
-    def _wait(self, path: Path, sender: int) -> None:
-        """Until the file is there, or its sender has ended. Not with `time.sleep`, which adds to simulated time."""
+    def _wait(self, path: Path, sender: int, *, patience_s: float = math.inf) -> None:
+        """Until the file is there, or its sender has ended, or has itself been waiting for so long. Not with `time.sleep`,
+        which adds to simulated time.
+        """
         marker = self._folder / f"waits-{self._rank}"
         tick = threading.Event()
-        while not path.exists():
+        waits_s = 0.0
+        while not path.exists() and waits_s < patience_s:
             if (self._folder / f"ended-{sender}").exists():
                 break
             marker.touch()
             tick.wait(_POLL_S)
+            waits_s = waits_s + _POLL_S if (self._folder / f"waits-{sender}").exists() else 0.0
         marker.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ One rank is shown: it prints, and it always runs. Others run beside it, silently
 - a rank that a running one sends to or receives from (point to point), and whom that one needs, and so on: with pipeline
   parallelism one rank of each stage;
 - where all communication is among all ranks, the last rank, to see whether ranks behave alike; if it trains otherwise
-  (`train_alike`), the one in the middle as well.
+  (`train_alike`), the one in the middle as well, unless the last one only has shorter parts of parameters.
 
 Ranks for which one that ran stands are dropped (`scripts.alike`). All that did not run are taken to be like one that ran. The
 steps of the ranks that remain are executed together.
@@ -25,7 +25,7 @@ from pathlib import Path
 from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.files.writing import write_bytes_atomically
-from autosac.scripts.alike import stands_for, train_alike
+from autosac.scripts.alike import has_shorter_parts, stands_for, train_alike
 from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
@@ -73,6 +73,7 @@ class _Ranks:
         self._ended: set[int] = set()
         self._traces: dict[int, Trace] = {}
         self._among_all: bool | None = None  # not known yet
+        self._late = -1  # the rank that was tried after others had kept their step: it finds files that they have left
         self._cores = os.cpu_count() or 1
         self._is_over = False
 
@@ -114,6 +115,7 @@ class _Ranks:
         request = self._request
         if not is_shown:  # no more steps than are compared
             request = replace(request, rank=rank, quiet=True, fast_forward=False, steps=1)
+        (self._folder / f"ended-{rank}").unlink(missing_ok=True)
         self._processes[rank] = RankProcess(request, self._folder / f"rank-{rank}", silent=not is_shown)
 
     def _read_messages(self) -> None:
@@ -156,6 +158,7 @@ class _Ranks:
             self._waiting.remove(rank)
         if rank in self._processes:
             self._processes[rank].end()
+            (self._folder / f"ended-{rank}").touch()
             (self._folder / f"waits-{rank}").unlink(missing_ok=True)
 
     @property
@@ -177,6 +180,14 @@ class _Ranks:
             return
         if rank in self._probes and not self._has_trace(self._shown):
             return  # judged later: it may have missed what ranks like it would tell it
+        if rank == self._late and not self._has_trace(rank):
+            print(
+                f"autosac: rank {rank}, which ran after the others to see whether it is like them, has failed: "
+                "it is assumed to be",
+                file=sys.stderr,
+            )
+            self._drop(rank)
+            return
         self._judge(rank)
 
     def _judge(self, rank: int) -> ScriptResult | None:
@@ -221,8 +232,10 @@ class _Ranks:
             if found is not None:
                 self._alike[rank] = found
         shown, middle = self._trace(self._shown), self._request.world_size // 2
-        differ = any(not train_alike(shown, self._trace(rank)) for rank in self._probes - self._alike.keys())
+        unlike = [self._trace(rank) for rank in self._probes - self._alike.keys()]
+        differ = any(not train_alike(shown, rank) and not has_shorter_parts(shown, rank) for rank in unlike)
         if differ and middle not in self._processes:
+            self._late = middle
             self._probe(middle)
             return
         self._say_together()

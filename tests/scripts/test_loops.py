@@ -230,3 +230,25 @@ def test_a_plan_for_steps_of_several_sizes(run: Any) -> None:
     ended = run(RAGGED, "--plan", "200MiB", "-o", "plan.json", "--quiet")
     assert ended.returncode == 0, ended.stderr
     assert "plan written to plan.json" in ended.stdout
+
+
+AVERAGES = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+averages = [p.detach().clone() for p in model.parameters()]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.ones(2, 8, device="cuda")
+for step in range(4):
+    loss = model(x).norm()
+    loss.backward()
+    optimizer.step()
+    averages = [average.lerp(p, 0.1).detach() for average, p in zip(averages, model.parameters())]
+    print(f"{loss.item():.4f}")
+"""
+
+
+def test_averages_of_weights_belong_to_the_step_before(run: Any) -> None:
+    """Also with gradients enabled: what reads parameters begins no step where a module's forward does."""
+    ended = run(AVERAGES)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[:3] == ["10.0000", "9.3303", "8.9596"]

@@ -100,6 +100,15 @@ def test_only_distinct_ranks_run(run: Any) -> None:
     assert ranks[0]["peak_active_bytes"] > ranks[1]["peak_active_bytes"]
 
 
+def test_a_rank_that_is_tried_late_may_fail(run: Any) -> None:
+    """It finds what others have left (folders of checkpoints): the result is that without it, and says so."""
+    fails = 'rank = dist.get_rank()\nif rank == 2:\n    raise FileExistsError("a folder of rank 0")'
+    ended = run(RANK_DEPENDENT.replace("rank = dist.get_rank()", fails), "--nproc", "4", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert "autosac: rank 2, which ran after the others" in ended.stderr
+    assert [rank["rank"] for rank in json.loads(ended.stdout)["ranks"]] == [0, 3]
+
+
 @pytest.mark.parametrize(
     ("groups", "to_peer", "ran"),
     [("halves", "2", [0, 2]), ("world", "1", [0, 1, 2, 3])],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 
@@ -14,10 +15,12 @@ import pytest
 from autosac.capture.jobs.marker import Marker
 from autosac.errors import UsageError
 from autosac.estimator import Pricing
+from autosac.scripts.beginning import Beginning
 from autosac.scripts.differences import StepDifferences, StepSize
-from autosac.scripts.timing import Mark, StepTimes
+from autosac.scripts.executed import Mark
+from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target
-from autosac.trace import HostWait
+from autosac.trace import EventRecord, EventWait, HostWait, Trace, WorkWait
 from traces import TraceBuilder
 
 GIB = 2**30
@@ -32,9 +35,19 @@ class Script:
         self.ms, self.streams, self.waits = ms, streams or (0,) * len(ms), waits
         self.step, self.events, self.changed, self.simulated = 0, 0, False, 0
         self.waited: Mark | None = None
-        self.times = StepTimes(
-            lambda: (self.step, self.events), self.simulation, lambda: self.changed, lambda: self.waited
+        self.lengths: list[int] = []
+        self.times = StepTimes(lambda: (self.step, self.events), self.part, lambda: self.changed, lambda: self.waited)
+
+    def part(self, of: Callable[[Trace], Trace]) -> Simulation:
+        """Of a part of the step as far as it has come."""
+        whole = self.simulation()
+        trace = of(whole.trace)
+        self.lengths.append(len(trace.events))
+        first = len(whole.trace.events) - len(trace.events)
+        pricing = replace(
+            whole.pricing, event_ms=whole.pricing.event_ms[first:], event_source=whole.pricing.event_source[first:]
         )
+        return replace(whole, trace=trace, other_prices=pricing)
 
     def simulation(self, events: int | None = None) -> Simulation:
         """Of the step as far as it has come, or of so many events."""
@@ -59,18 +72,49 @@ class Script:
     def at(self, step: int, events: int) -> StepTimes:
         """It has come there."""
         if step != self.step:
-            self.step, self.events = step, 0
             self.times.begin(step)
+            self.step, self.events = step, 0
         self.events = events
         return self.times
 
 
-def test_before_the_first_step_time_stands_still() -> None:
+def test_nothing_takes_no_time_before_the_first_step() -> None:
     """Nothing has been issued: no seconds, and places that are no time apart."""
     times = Script((1.0,)).times
     here = times.mark(3)
     assert here == Mark(0, 0, 3)
     assert times.elapsed_s() == times.elapsed_ms(here, Mark(0, 0, 0)) == 0.0
+
+
+def test_what_comes_before_the_first_step_takes_time() -> None:
+    """The host waits for the first of three operators, and for all when the first step begins; no piece is executed twice."""
+    script = Script((1.0, 0.0, 2.0, 4.0), waits=True)
+    seen = [script.at(0, events).elapsed_s() * 1e3 for events in (1, 2, 3, 4, 4)]
+    assert 0.0 < seen[0] < 0.1
+    assert 1.0 < seen[1] < seen[2] < seen[3] == seen[4] < 1.1
+    assert script.lengths == [1, 2, 1, 2]
+    assert script.times.elapsed_ms(Mark(0, 1, 0), Mark(0, 4, 0)) == pytest.approx(6.0, abs=0.1)
+    assert script.at(1, 0).elapsed_s() * 1e3 == pytest.approx(7.0, abs=0.1)
+    assert script.times.elapsed_ms(Mark(0, 1, 0), script.times.mark(0)) == pytest.approx(6.0, abs=0.1)
+
+
+def test_what_the_host_has_waited_for_is_over() -> None:
+    """Waits for an event and a collective of what came before, in a piece of its own, are for nothing."""
+    builder = TraceBuilder()
+    builder.op("o")
+    first = EventRecord(7, 0), HostWait(-1, -1, "device")
+    second = EventWait(7, 1), WorkWait(3, 0), HostWait(-1, 7, "event")
+    for event in (*first, *second):
+        builder.add(event)
+    builder.op("o")
+    whole = builder.build()
+
+    def simulation(part: Callable[[Trace], Trace]) -> Simulation:
+        return Simulation(trace=part(whole), target=Target.of("h100-sxm-80gb", 1))
+
+    beginning = Beginning(simulation)
+    before = beginning.host_ms(3)
+    assert before < beginning.host_ms(len(whole.events)) < before + 0.1
 
 
 def test_a_place_on_a_stream_is_when_it_has_done_what_was_issued_before() -> None:

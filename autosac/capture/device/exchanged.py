@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autosac.capture.device import typical
 from autosac.capture.device.shadows import MOST_KNOWN, Later, arrived, forget, overwrite, shadow
 from autosac.capture.moe_load import Routing
 
@@ -27,6 +29,9 @@ class Peers(Protocol):
     def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> Later | None:
         """A small integer tensor goes from `root` to all of the group. None if this rank's own values are taken."""
 
+    def barrier(self, group: str, ranks: Sequence[int]) -> None:
+        """All of the group meet."""
+
 
 routing_in_use: list[Routing] = []  # one at most
 _peers: list[Peers] = []  # one at most
@@ -35,6 +40,19 @@ _peers: list[Peers] = []  # one at most
 def exchange_with(peers: Peers) -> None:
     """Small integer tensors are sent to other ranks, and received from them, from now on."""
     _peers[:] = [peers]
+
+
+def added_up(tensors: Iterable[torch.Tensor], operation: Any, size: int) -> None:
+    """An all-reduce of so many ranks has changed these in place. Maxima and means of equal numbers are these numbers."""
+    if operation != torch.distributed.ReduceOp.SUM:
+        return
+    for tensor in tensors:
+        known = shadow(tensor) if isinstance(tensor, FakeTensor) else tensor
+        if known is None and isinstance(tensor, FakeTensor):
+            typical.scale(tensor, size)
+        elif known is not None and known.dtype is not torch.bool:
+            with torch._C._DisableTorchDispatch(), torch.no_grad():
+                known.mul_(size)
 
 
 def exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:
@@ -49,6 +67,9 @@ def exchanged(values: torch.Tensor, group: Any) -> torch.Tensor:
 def collective_in_place(func: Any, args: Any) -> None:
     """c10d's operators under symmetric ranks."""
     name = func._schema.name.split("::")[1]
+    if name == "barrier":
+        meet(torch.distributed.ProcessGroup.unbox(args[1]))
+        return
     target = args[0]
     if name in ("send", "recv_", "broadcast_"):
         for peers in _peers:
@@ -66,6 +87,12 @@ def collective_in_place(func: Any, args: Any) -> None:
         for leaf in pytree.tree_leaves(args):
             if isinstance(leaf, FakeTensor):
                 forget(leaf)
+
+
+def meet(group: Any) -> None:
+    """The ranks of a group wait for each other."""
+    for peers in _peers:
+        peers.barrier(group.group_name, torch.distributed.get_process_group_ranks(group))
 
 
 def _exchange(peers: Peers, name: str, args: Any) -> None:
@@ -105,6 +132,8 @@ def _expect(tensor: Any, later: Later) -> None:
 def exchange_on_host(func: Any, args: Any) -> None:
     """A c10d operator on real tensors."""
     name = func._schema.name.split("::")[1]
+    if name == "barrier":
+        meet(torch.distributed.ProcessGroup.unbox(args[1]))
     if name in ("send", "recv_", "broadcast_"):
         for peers in _peers:
             _exchange(peers, name, args)

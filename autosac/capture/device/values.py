@@ -23,6 +23,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autosac.capture.device import typical
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import is_custom, mutates, per_operator
 from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, overwrite, shadow
@@ -86,9 +87,16 @@ def route_by(routing: Routing | None) -> None:
     routing_in_use[:] = [routing] if routing is not None else []
 
 
-def assume_floats(answer: Callable[[], float]) -> None:
-    """What `.item()` of an unknown floating-point value (a loss, a norm) answers from now on."""
+def assume_floats(answer: Callable[[], float], falls: Callable[[], float]) -> None:
+    """What `.item()` of an unknown floating-point value (a norm) answers from now on; `falls`: see `typical.begin`."""
     _assumed[0] = answer
+    typical.begin(falls)
+
+
+def _number(tensor: torch.Tensor) -> float:
+    """What stands for an unknown floating-point number."""
+    single = _assumed[0]()
+    return typical.typical(tensor) or single
 
 
 def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
@@ -124,7 +132,7 @@ def item(tensor: torch.Tensor) -> bool | int | float:
     if values is not None:
         return values.item()
     if tensor.dtype.is_floating_point:
-        return _assumed[0]()
+        return _number(tensor)
     if tensor.dtype is torch.bool:
         beyond: Callable[[], bool] | None = vars(tensor).get("_beyond")
         return beyond is not None and beyond()
@@ -133,9 +141,12 @@ def item(tensor: torch.Tensor) -> bool | int | float:
 
 def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Give the outputs of `func` their shadows, if they follow from those of its inputs."""
+    like = typical.estimated(func, args, kwargs, out)
     rule = _rule_of(func)
     if rule is not None:
         rule(func, args, kwargs, out)
+    if like is not None:
+        typical.give(func, args, out, like)
 
 
 Rule: TypeAlias = "Callable[[Any, Any, Any, Any], None]"
@@ -265,7 +276,8 @@ def _is_beyond(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         and x.dtype.is_floating_point
         and shadow(x) is None
     ):
-        vars(out)["_beyond"] = lambda: _THRESHOLDS[func](_assumed[0](), threshold)
+        like = typical.typical(x)
+        vars(out)["_beyond"] = lambda: _THRESHOLDS[func](like or _assumed[0](), threshold)
     else:
         _compute(func, args, kwargs, out)
 

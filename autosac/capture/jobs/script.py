@@ -6,8 +6,8 @@ next. More exactly, after that call a step ends, and the next one begins, with
 - a module's forward with gradients enabled that no other module calls,
 - an operator on the device, outside of optimizers and backwards, that reads nothing of it: a batch comes from the host, or is
   drawn (a single number is none), or
-- an operator with gradients enabled that reads a parameter: the script calls functions, or methods of modules (`detach` and
-  ``parameter.data`` compute nothing);
+- where the first step has begun with no module's forward, an operator with gradients enabled that reads a parameter: the
+  script calls functions, or methods of modules (`detach` and ``parameter.data`` compute nothing);
 
 so that reading the loss, clearing gradients and averaging weights belong to the step before. Evaluation is a part of the step
 in which it happens. The first step begins with the first such forward of a module that has parameters to train; without any,
@@ -90,6 +90,7 @@ class ScriptSteps:
         self.over_at = 0
         self._has_run_backward = self._has_stepped = False
         self._has_modules = self._is_forward = False
+        self._calls_modules = False  # the first step has begun with a module's forward
         self._has_gradients = False  # a backward has run, and no optimizer has stepped yet
         self._depth = 0
         self._updating = 0  # optimizers of any kind whose step() runs
@@ -141,6 +142,7 @@ class ScriptSteps:
             if self._marker is not None:
                 self._marker.install()
             self._begin()
+            self._calls_modules = True
         if self.number:
             try:
                 self._forward_begins()
@@ -282,7 +284,7 @@ class ScriptSteps:
         if self._updating or _in_backward() or func in _ALLOCATIONS:
             return False
         if self._on_device(args, kwargs, tensors):
-            return self._reads_parameter(func, args, kwargs, tensors)
+            return not self._calls_modules and self._reads_parameter(func, args, kwargs, tensors)
         return not (isinstance(out, torch.Tensor) and out.dim() == 0)
 
     def _reads_parameter(self, func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor] | None) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from autosac.capture.device.exchanged import added_up
 from autosac.capture.patches.futures import Future
 from autosac.capture.patches.registry import Patched, patch
 
@@ -66,6 +67,7 @@ def sharding_propagation(capture: Patched) -> None:
     "torch.distributed:ProcessGroup.send",
     "torch.distributed:ProcessGroup.recv",
     "torch.distributed:ProcessGroup.allreduce",
+    "torch.distributed:ProcessGroup.allreduce_coalesced",
     "torch.distributed:ProcessGroup.broadcast",
     "torch.distributed:ProcessGroup._allgather_base",
     "torch.distributed:ProcessGroup._reduce_scatter_base",
@@ -93,6 +95,21 @@ def work_wait(capture: Patched) -> None:
 
         return call
 
+    def adding(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(self: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            work = method(self, tensors, *args, **kwargs)
+            options = args[0] if args else kwargs.get("opts")
+            operation = getattr(options, "reduceOp", options)
+            added_up(
+                [tensors] if isinstance(tensors, torch.Tensor) else tensors, operation or dist.ReduceOp.SUM, self.size()
+            )
+            return work
+
+        return call
+
+    for name in ("allreduce", "allreduce_coalesced"):
+        setattr(dist.ProcessGroup, name, adding(getattr(dist.ProcessGroup, name)))
     for name in _ISSUING:
         if hasattr(dist.ProcessGroup, name):
             setattr(dist.ProcessGroup, name, link(getattr(dist.ProcessGroup, name)))

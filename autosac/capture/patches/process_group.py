@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from autosac.capture.device.device import DEVICE_TYPE
+from autosac.capture.device.exchanged import meet
 
 BACKEND = "simccl"
 
@@ -127,12 +128,18 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any
 
 
 def scatter_object_list(
-    output: list[Any], objects: list[Any] | None = None, src: int | None = 0, group: Any = None, **_: Any
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = 0,
+    group: Any = None,
+    **_: Any,
 ) -> None:
     """The object for this rank, where the list is known."""
-    if objects:
-        output[0] = objects[dist.get_rank(group) % len(objects)]
+    if scatter_object_input_list:
+        objects = scatter_object_input_list
+        scatter_object_output_list[0] = objects[dist.get_rank(group) % len(objects)]
 
 
-def monitored_barrier(*_: Any, **__: Any) -> None:
-    """Nobody is waited for."""
+def monitored_barrier(group: Any = None, *_: Any, **__: Any) -> None:
+    """The ranks that run meet."""
+    meet(group if isinstance(group, dist.ProcessGroup) else dist.distributed_c10d._get_default_group())

@@ -5,11 +5,9 @@ They have no values: what comes back is a tensor like the one that went.
 
 from __future__ import annotations
 
-import copy
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,23 +15,28 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.patches.after_import import after_import
+from autosac.capture.patches.checkpoints import LibraryCheckpoints
 from autosac.capture.patches.loading import Loader, device_for
+from autosac.capture.patches.saved import Saved, contents_of, loaded_from
+from autosac.capture.patches.shared_files import SharedFiles
 from autosac.capture.patches.unwritten import UnwrittenFiles
 
+_NOT_WRITTEN = "checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)"
 
-def install(note: Callable[[str], None], written: bool) -> None:
-    """All of it. `note` gets what was left out, the first time. `written`: checkpoints are."""
-    _checkpoints(note, written)
+
+def install(note: Callable[[str], None], written: bool, shared: Path | None) -> None:
+    """All of it. `note` gets what was left out, the first time. `written`: checkpoints are. `shared`: for all ranks."""
+    _checkpoints(note, written, SharedFiles(shared) if shared is not None else None)
     _copies()
     _shared_memory()
 
 
-def _checkpoints(note: Callable[[str], None], written: bool) -> None:
+def _checkpoints(note: Callable[[str], None], written: bool, shared: SharedFiles | None) -> None:
     """Simulated tensors have no values: nothing is written, or zeros where a file is asked for.
 
     What a script loads again, because it has saved it before, is a copy of what it saved.
     """
-    unwritten, loader = UnwrittenFiles(), Loader()
+    unwritten, loader = UnwrittenFiles(shared), Loader()
     unwritten.install()
     loader.install()
 
@@ -41,7 +44,7 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
             if not written:
-                note("checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)")
+                note(_NOT_WRITTEN)
                 return None
             note("checkpoints hold zeros in place of simulated tensors")
             found = pytree.tree_map(_zeros, (args, kwargs))
@@ -55,9 +58,7 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
     @functools.wraps(torch.save)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if not written:
-            saved: dict[Any, Any] = {}
-            contents = pytree.tree_map(functools.partial(_Saved.of, known=saved), obj)
-            unwritten.write(f, contents, sum(each.nbytes for each in saved.values()))
+            unwritten.write(f, *contents_of(obj))
         return write(obj, f, *args, **kwargs)
 
     @functools.wraps(torch.load)
@@ -65,16 +66,7 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
         contents = unwritten.get(f)
         if contents is None:
             return loader.load(f, map_location, *args, **kwargs)
-        loaded: dict[_Saved, torch.Tensor] = {}
-
-        def one(value: Any) -> Any:
-            if not isinstance(value, _Saved):
-                return copy.deepcopy(value)
-            if value not in loaded:
-                loaded[value] = value.loaded(device_for(map_location, str(value.device)))
-            return loaded[value]
-
-        return pytree.tree_map(one, contents)
+        return loaded_from(contents, lambda device: device_for(map_location, str(device)))
 
     vars(torch)["save"] = torch.serialization.save = save
     vars(torch)["load"] = torch.serialization.load = load
@@ -86,38 +78,11 @@ def _checkpoints(note: Callable[[str], None], written: bool) -> None:
 
         return act
 
+    if not written:
+        LibraryCheckpoints(unwritten, lambda: note(_NOT_WRITTEN)).install()
+        return
     after_import("safetensors.torch", replace("save_file", "save_model"))
     after_import("torch.distributed.checkpoint.state_dict_saver", replace("save", "async_save"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Saved:
-    """A simulated tensor that was saved: it takes no memory on the device until it is loaded."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, value: Any, known: dict[Any, Any] | None = None) -> Any:
-        """Everything else is itself. `known`: those of the same file, of which each is saved once."""
-        if not isinstance(value, FakeTensor):
-            return value.clone() if type(value) is torch.Tensor and known is not None else value
-        saved = cls(tuple(value.shape), value.stride(), value.dtype, value.device)
-        if known is None:
-            return saved
-        place = value.untyped_storage()._cdata, value.storage_offset(), saved.shape, saved.stride, saved.dtype
-        return known.setdefault(place, saved)
-
-    @property
-    def nbytes(self) -> int:
-        """Of its numbers."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def loaded(self, device: Any) -> torch.Tensor:
-        """A new tensor like it, on this device or (None) where it was."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
 
 
 def _copies() -> None:
@@ -125,7 +90,7 @@ def _copies() -> None:
     fake: Any = FakeTensor
 
     def reduced(self: torch.Tensor, _: Any) -> tuple[Any, ...]:
-        return _unpickled, (_Saved.of(self), isinstance(self, torch.nn.Parameter), self.requires_grad)
+        return _unpickled, (Saved.of(self), isinstance(self, torch.nn.Parameter), self.requires_grad)
 
     def copied(self: torch.Tensor) -> torch.Tensor:
         return _like(self.detach(), isinstance(self, torch.nn.Parameter), self.requires_grad)
@@ -139,7 +104,7 @@ def _copies() -> None:
     vars(torch)["from_dlpack"] = torch.utils.dlpack.from_dlpack = from_dlpack
 
 
-def _unpickled(saved: _Saved, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+def _unpickled(saved: Saved, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
     return _like(saved.loaded(None), is_parameter, requires_grad)
 
 

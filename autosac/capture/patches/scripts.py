@@ -9,6 +9,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,14 +31,17 @@ def install(
     note: Callable[[str], None],
     *,
     checkpoints: bool = False,
+    shared: Path | None = None,
 ) -> None:
-    """All of it. `note` receives what was assumed or left out, once. `checkpoints`: they are written."""
+    """All of it. `note` receives what was assumed or left out, once. `checkpoints`: they are written. `shared`: a folder in
+    which other ranks find what this one has saved.
+    """
     _weightless_parameters(mode)
     _readable_tensors()
     _data_of_tensors()
     _tensors_of_tensors()
     _other_fake_modes()
-    saving.install(note, checkpoints)
+    saving.install(note, checkpoints, shared)
     lazy.install()
     _loading(note)
     _spawned()

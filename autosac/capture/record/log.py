@@ -52,14 +52,20 @@ class EventLog:
         self.prologue.append(StepBegin(step))
 
     def begin(self, step: int = 0) -> None:
-        """The step to keep begins; `step` is its number, if another one may be kept in its place."""
+        """The step to keep begins; `step` is its number, if another one may be kept in its place. 0: what comes before."""
         self._begin_numbers()
-        if self.events is not self.prologue:
-            self.prologue.append(StepBegin(self._step))
+        if self.has_begun:
+            if self._step:
+                self.prologue.append(StepBegin(self._step))
             self.prologue += [event for event in self.events if type(event) in _OF_MEMORY]
         self._step = step
         self.events = []
         self.recording = True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether `events` are other than the prologue."""
+        return self.events is not self.prologue
 
     def end(self) -> None:
         """The step to keep has ended."""

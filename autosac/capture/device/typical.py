@@ -1,0 +1,242 @@
+"""What unknown numbers are like: the losses that a script prints shall look like those of an untrained model.
+
+A tensor without values may have a typical element: of the logarithm of a softmax over C classes -ln C, of a sigmoid or a
+comparison one half, and so a cross entropy is ln C. Operators on such tensors compute with that number: means and sums,
+products with numbers, what ranks add up. What is computed from a loss so begins at its logarithm and falls slowly, as the
+loss does. All other numbers are unknown; single ones stand for what `.item()` answers for them, so that ``loss / 8 * 8`` is
+the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autosac.capture.device.operators import mutates, per_operator
+from autosac.capture.device.shadows import shadow
+
+aten = torch.ops.aten
+_SUM = 2  # of PyTorch's reductions
+_LARGEST = 1e30
+
+Rule: TypeAlias = "Callable[[Any, Any, Any], float | None]"
+_falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
+SINGLE = 10.0  # what stands for a single unknown number before the first step
+
+
+def begin(falls: Callable[[], float]) -> None:
+    """From now on tensors have typical elements. `falls`: the part of losses that is left now, of 1."""
+    _falls[:] = [falls]
+
+
+def typical(tensor: Any) -> float | None:
+    """The typical element of a floating-point tensor whose values are unknown; None if nothing is known of it."""
+    value, version = vars(tensor).get("_typical", (None, 0)) if isinstance(tensor, FakeTensor) else (None, 0)
+    return value if value is not None and tensor._version == version else None
+
+
+def estimated(func: Any, args: Any, kwargs: Any, out: Any) -> float | None:
+    """The typical element of what an operator returns, or of what it has written to. Asked before its inputs are forgotten."""
+    rule = _rule_of(func) if _falls else None
+    if rule is None:
+        return None
+    try:
+        value = rule(args, kwargs, _first(out))
+    except (ValueError, OverflowError, ZeroDivisionError):  # a logarithm of what is not positive
+        return None
+    return value if value is not None and abs(value) < _LARGEST else None
+
+
+def give(func: Any, args: Any, out: Any, value: float) -> None:
+    """An operator's first result has this typical element, if its values are not known."""
+    first = _first(out)
+    if not isinstance(first, FakeTensor) or first.is_inference():
+        return
+    if not (first.dtype.is_floating_point or first.dtype is torch.bool):
+        return
+    if shadow(first) is None:  # what autograd does to the version comes later
+        viewed = args[0] if getattr(func, "is_view", False) else first
+        vars(first)["_typical"] = value, viewed._version + (func.namespace == "aten" and mutates(func))
+
+
+def scale(tensor: FakeTensor, by: float) -> None:
+    """Its elements have become so many times what they were, in place, without an operator that says so."""
+    value = _operand(tensor) if _falls else None
+    if value is not None:
+        vars(tensor)["_typical"] = value * by, tensor._version
+
+
+def _first(out: Any) -> Any:
+    while isinstance(out, (tuple, list)) and out:
+        out = out[0]
+    return out
+
+
+@per_operator
+def _rule_of(func: Any) -> Rule | None:
+    if getattr(func, "namespace", "") == "aten":
+        return _RULES.get(func.overloadpacket)
+    return _COLLECTIVES.get(func._schema.name) if hasattr(func, "_schema") else None
+
+
+# ---- where typical elements come from --------------------------------------------------------------------------------
+
+
+def _classes(args: Any, kwargs: Any, out: Any) -> int:
+    return max(2, int(args[0].shape[args[1]])) if args[0].dim() else 2
+
+
+def _log_softmax(args: Any, kwargs: Any, out: Any) -> float:
+    return -math.log(_classes(args, kwargs, out)) * _falls[0]()
+
+
+def _negative_likelihood(args: Any, kwargs: Any, out: Any) -> float:
+    known = typical(args[0])
+    one = -known if known is not None else math.log(max(2, args[0].shape[1 if args[0].dim() > 1 else 0])) * _falls[0]()
+    return one * args[1].numel() if args[3] == _SUM else one
+
+
+def _binary(args: Any, kwargs: Any, out: Any) -> float:
+    reduction = args[3] if len(args) > 3 else kwargs.get("reduction", 1)
+    return math.log(2) * _falls[0]() * (args[0].numel() if reduction == _SUM else 1)
+
+
+# ---- what operators make of them -------------------------------------------------------------------------------------
+
+
+def _operand(x: Any) -> float | None:
+    """A number, a single known value, a typical element, or what stands for a single unknown number."""
+    if isinstance(x, (bool, int, float)):
+        return float(x)
+    if not isinstance(x, torch.Tensor):
+        return None
+    found = typical(x)
+    if found is not None:
+        return found
+    if x.numel() != 1:
+        return None
+    known = shadow(x) if isinstance(x, FakeTensor) else x
+    if known is not None:
+        with torch._C._DisableTorchDispatch():
+            return float(known)
+    return SINGLE * _falls[0]() if x.dtype.is_floating_point else None
+
+
+def _is_known(x: Any) -> bool:
+    """Whether something is known of it: of two numbers that nothing is known of nothing follows."""
+    return not isinstance(x, FakeTensor) or typical(x) is not None or shadow(x) is not None
+
+
+def _same(args: Any, kwargs: Any, out: Any) -> float | None:
+    return typical(args[0])
+
+
+def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
+    found = [typical(x) for x in args[0]]
+    return None if any(x is None for x in found) else found[0]
+
+
+def _sum(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Of elements like each other; those that nothing is known of are like single ones, so that their mean is."""
+    if not out.numel() or not out.dtype.is_floating_point:
+        return None
+    found = typical(args[0])
+    if found is None and shadow(args[0]) is None:
+        found = SINGLE * _falls[0]()
+    return None if found is None else found * args[0].numel() / out.numel()
+
+
+def _of_one(compute: Callable[[float], float]) -> Rule:
+    def rule(args: Any, kwargs: Any, out: Any) -> float | None:
+        found = typical(args[0])
+        return None if found is None else compute(found)
+
+    return rule
+
+
+def _of_two(compute: Callable[[float, float], float]) -> Rule:
+    def rule(args: Any, kwargs: Any, out: Any) -> float | None:
+        if not (_is_known(args[0]) or _is_known(args[1])):
+            return None
+        a, b = _operand(args[0]), _operand(args[1])
+        return None if a is None or b is None else compute(a, b * kwargs.get("alpha", 1))
+
+    return rule
+
+
+def _power(args: Any, kwargs: Any, out: Any) -> float | None:
+    found = typical(args[0])
+    if found is None or not isinstance(args[1], (int, float)):
+        return None
+    power = found ** args[1]
+    return power if isinstance(power, float) else None
+
+
+def _clamped(args: Any, kwargs: Any, out: Any) -> float | None:
+    found = typical(args[0])
+    bounds = [*args[1:3], None, None][:2]
+    low, high = kwargs.get("min", bounds[0]), kwargs.get("max", bounds[1])
+    if found is None or not all(isinstance(bound, (int, float, type(None))) for bound in (low, high)):
+        return None
+    return min(max(found, -math.inf if low is None else low), math.inf if high is None else high)
+
+
+def _copied(args: Any, kwargs: Any, out: Any) -> float | None:
+    return typical(args[1])
+
+
+def _added_up_functionally(args: Any, kwargs: Any, out: Any) -> float | None:
+    found = _operand(args[0])
+    if found is None or args[1].lower() != "sum":
+        return found
+    c10d: Any = torch.distributed.distributed_c10d
+    return found * float(c10d._resolve_process_group(args[2]).size())
+
+
+_SAME = (
+    "alias clone contiguous detach expand gather index index_select masked_fill masked_fill_ mean permute repeat reshape "
+    "select slice squeeze t to _to_copy transpose unbind split chunk unsqueeze view _unsafe_view _reshape_alias nan_to_num "
+    "nanmean amax amin max min"
+)
+_RULES: dict[Any, Rule] = {
+    **{getattr(aten, name): _same for name in _SAME.split() if hasattr(aten, name)},
+    aten._log_softmax: _log_softmax,
+    aten._softmax: lambda args, kwargs, out: 1.0 / _classes(args, kwargs, out),
+    **dict.fromkeys((aten.sigmoid, aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le), lambda *_: 0.5),
+    aten.log_sigmoid_forward: lambda args, kwargs, out: -math.log(2) * _falls[0](),
+    aten.softplus: lambda args, kwargs, out: math.log(2) * _falls[0](),
+    aten.nll_loss_forward: _negative_likelihood,
+    aten.nll_loss2d_forward: _negative_likelihood,
+    aten.binary_cross_entropy: lambda args, kwargs, out: _binary((args[0], args[1], None, *args[3:]), kwargs, out),
+    aten.binary_cross_entropy_with_logits: lambda args, kwargs, out: _binary((*args[:3], *args[4:]), kwargs, out),
+    aten.copy_: _copied,
+    aten.cat: _first_of,
+    aten.stack: _first_of,
+    aten.sum: _sum,
+    aten.abs: _of_one(abs),
+    aten.neg: _of_one(lambda x: -x),
+    aten.exp: _of_one(math.exp),
+    aten.log: _of_one(math.log),
+    aten.sqrt: _of_one(math.sqrt),
+    aten.pow: _power,
+    aten.clamp: _clamped,
+    aten.clamp_min: _clamped,
+    aten.add: _of_two(lambda a, b: a + b),
+    aten.sub: _of_two(lambda a, b: a - b),
+    aten.mul: _of_two(lambda a, b: a * b),
+    aten.div: _of_two(lambda a, b: a / b),
+    aten.add_: _of_two(lambda a, b: a + b),
+    aten.sub_: _of_two(lambda a, b: a - b),
+    aten.mul_: _of_two(lambda a, b: a * b),
+    aten.div_: _of_two(lambda a, b: a / b),
+}
+_COLLECTIVES: dict[str, Rule] = {
+    "c10d::_allgather_base_": _copied,
+    "_c10d_functional::all_reduce": _added_up_functionally,
+    "_c10d_functional::all_gather_into_tensor": _same,
+    "_c10d_functional::wait_tensor": _same,
+}

@@ -1,0 +1,86 @@
+"""The losses that a script prints: they look like those of an untrained model, whatever it computes from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TRAINS = """
+import torch, torch.distributed as dist
+import torch.nn.functional as F
+dist.init_process_group("nccl")
+model = torch.nn.Linear(64, 1000).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+labels = torch.arange(80, device="cuda")
+for step in range(2):
+    x = torch.empty(80, 64, device="cuda")
+    logits = model(x)
+    loss = F.cross_entropy(logits, labels) / 40
+    loss.backward()
+    total = torch.zeros(1, device="cuda")
+    for _ in range(2):
+        total += loss.detach() * 40
+    mean, summed, tokens, read = (loss * 40).detach(), loss.detach() * 40, torch.tensor([7], device="cuda"), torch.tensor([7])
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    for tensor in (summed, tokens, read):
+        dist.all_reduce(tensor)
+    likelihood = torch.gather(logits.log_softmax(-1), 1, labels[:, None]).squeeze(-1)
+    margin = likelihood[:40] - likelihood[40:]
+    found = (
+        loss * 40,
+        total,
+        F.cross_entropy(logits, labels, reduction="sum") / 80,
+        F.cross_entropy(logits, labels, reduction="none")[3],
+        F.cross_entropy(logits, labels, label_smoothing=0.1),
+        -likelihood.mean(),
+        mean,
+        summed,
+        torch.exp(loss * 40),
+        -F.logsigmoid(margin).mean(),
+        F.binary_cross_entropy_with_logits(logits[:, 0], torch.ones(80, device="cuda")),
+        torch.sigmoid(logits).mean(),
+        logits.norm() / 4 * 4,
+        margin.mean(),
+        logits.sum() / logits.numel(),
+        logits.norm() / logits.norm(),
+        (logits.argmax(-1) == labels).float().mean(),
+    )
+    optimizer.step()
+    print(*(f"{value.item():.4f}" for value in found), tokens.item(), read.item())
+"""
+
+
+def test_losses_begin_as_those_of_an_untrained_model(run: Any) -> None:
+    """A cross entropy is the logarithm of the number of classes, in every way of writing it, and falls with each step; so are
+    logits of two classes. What nothing is known of begins at 10. Ranks add up what all of them have: integers, too.
+    """
+    ended = run(TRAINS, "--nproc", "4", "--rank", "0")
+    assert ended.returncode == 0, ended.stderr
+    first, second = (line.split() for line in ended.stdout.splitlines()[:2])
+    loss = ["6.9078", "13.8155", "6.9078", "6.9078", "6.9078", "6.9078", "6.9078", "27.6310", "1000.0000"]
+    assert first == [
+        *loss,
+        "0.6931",
+        "0.6931",
+        "0.5000",
+        "10.0000",
+        "10.0000",
+        "10.0000",
+        "10.0000",
+        "0.5000",
+        "28",
+        "28",
+    ]
+    assert second[:2] == ["6.4452", "12.8903"]
+    assert second[8:] == [
+        "629.6497",
+        "0.6467",
+        "0.6467",
+        "0.5000",
+        "9.3303",
+        "9.3303",
+        "9.3303",
+        "9.3303",
+        "0.5000",
+        "28",
+        "28",
+    ]
