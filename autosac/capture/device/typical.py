@@ -63,6 +63,12 @@ def give(func: Any, args: Any, out: Any, value: float) -> None:
         vars(first)["_typical"] = value, viewed._version + (func.namespace == "aten" and mutates(func))
 
 
+def take(tensor: Any, value: float | None) -> None:
+    """A tensor that nothing has computed has this typical element."""
+    if value is not None and isinstance(tensor, FakeTensor):
+        vars(tensor)["_typical"] = value, tensor._version
+
+
 def scale(tensor: FakeTensor, by: float) -> None:
     """Its elements have become so many times what they were, in place, without an operator that says so."""
     value = _operand(tensor) if _falls else None

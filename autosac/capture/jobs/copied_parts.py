@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.mode import SimulatedDeviceMode
+from autosac.capture.device.typical import take, typical
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import Numbering, RepetitionError, RowStretch, copy, stretch
 from autosac.integrations.apply import forwards_of
@@ -40,7 +41,8 @@ class _Result(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """What a microbatch does in one of its three parts: its stretch, what it returns (`results`, in a tree `like`), how often
-    each unit of a plan runs forward, and the `state` of the modules afterwards.
+    each unit of a plan runs forward, and the `state` of the modules afterwards. `elements`: typical ones of the results, which
+    are not compared.
     """
 
     stretch: RowStretch
@@ -48,6 +50,7 @@ class Part:
     like: Any
     forwards: tuple[int, ...]
     state: tuple[Any, ...]
+    elements: tuple[float | None, ...]
 
     def is_like(self, other: Part) -> bool:
         """Whether both do the same."""
@@ -123,8 +126,10 @@ class Copies:
         if noted is None or not known_leaves:
             return found, None
         ran = tuple(now - then for now, then in zip(forwards_of(module), forwards, strict=True))
-        state = state_of(module)
-        return found, Part(stretch=noted, results=tuple(results), like=like, forwards=ran, state=state)
+        state, elements = state_of(module), tuple(map(typical, leaves))
+        return found, Part(
+            stretch=noted, results=tuple(results), like=like, forwards=ran, state=state, elements=elements
+        )
 
     def _pattern(self, known: Stage, kind: str) -> Part:
         part = known.pattern(kind)
@@ -142,6 +147,8 @@ class Copies:
             self._recorder.storages.renumber({before.number(p): numbering.storages.number(p) for p in carried})
         made: dict[int, torch.Tensor] = {}
         leaves = [None if result is None else self._made(result, numbering, made) for result in part.results]
+        for leaf, element in zip(leaves, part.elements, strict=True):
+            take(leaf, element)
         known.real |= made.keys()
         return pytree.tree_unflatten(leaves, part.like)
 
