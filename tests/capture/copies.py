@@ -8,10 +8,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.planning.planner import Goal, Planner, plan_of
+from autosac.simulation import Target, simulation_of
 
 # Reads a folder, the name of a habit and requests from each line, and answers each line with one. Each request is captured
 # twice by a child, whole and with microbatches copied; it notes how often a method (owner and name are given) runs each time.
@@ -121,3 +125,21 @@ def one(folder: Path, name: str) -> Captured:
     if code:
         return Captured(code, b"", 0)
     return Captured(code, (folder / name).read_bytes(), int((folder / f"{name}.runs").read_text()))
+
+
+def requests_under_plans(asked: TitanRequest, server: CaptureServer, folder: Path) -> list[TitanRequest]:
+    """An observed request under two plans: one that keeps nothing, and one that keeps every second result."""
+    base = simulation_of(server.capture(asked), Target.of("h100-sxm-80gb", 2))
+    planner = Planner(base, Goal(budget_bytes=1))
+    plain = planner.smallest()
+    policies = {unit.name: unit for unit in planner.policies.units}
+    units = []
+    for unit in plain.units:
+        items = policies[unit.fqn].sac.problem.items
+        kept = [i for i, item in enumerate(items) if (item.forced if item.forced is not None else i % 2 == 0)]
+        units.append(policies[unit.fqn].keeping(kept))
+    requests = []
+    for name, plan in ("plain", plain), ("keeping", plan_of(base, planner.goal, tuple(units))):
+        plan.save(folder / name)
+        requests.append(replace(asked, checkpointing="plan", plan_file=str(folder / name), observe=False))
+    return requests

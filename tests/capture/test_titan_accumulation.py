@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ import pytest
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.process.worker import AGAIN
 from autosac.capture.request import TitanRequest
-from autosac.planning.planner import Goal, Planner, plan_of
-from autosac.simulation import Target, simulation_of
 from autosac.titan.version import has_python_jobs
-from tests.capture.copies import Both, capturing_both
+from tests.capture.copies import Both, capturing_both, requests_under_plans
 
 pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the jobs are TorchTitan 0.2's")
 
@@ -116,19 +113,7 @@ def test_plans_of_copied_microbatches(tmp_path: Path, captured: Both, capture_se
     same, and say which forward they repeat.
     """
     asked = request(gpus=2, observe=True)
-    base = simulation_of(capture_server.capture(asked), Target.of("h100-sxm-80gb", 2))
-    planner = Planner(base, Goal(budget_bytes=1))
-    plain = planner.smallest()
-    policies = {unit.name: unit for unit in planner.policies.units}
-    units = []
-    for unit in plain.units:
-        items = policies[unit.fqn].sac.problem.items
-        kept = [i for i, item in enumerate(items) if (item.forced if item.forced is not None else i % 2 == 0)]
-        units.append(policies[unit.fqn].keeping(kept))
-    requests = []
-    for name, plan in ("plain", plain), ("keeping", plan_of(base, planner.goal, tuple(units))):
-        plan.save(tmp_path / name)
-        requests.append(replace(asked, checkpointing="plan", plan_file=str(tmp_path / name), observe=False))
+    requests = requests_under_plans(asked, capture_server, tmp_path)
     for whole, copied in captured(tmp_path, requests):
         assert (whole.code, copied.code) == (0, 0)
         assert whole.trace == copied.trace
