@@ -30,7 +30,7 @@ from autosac.capture.process import worker
 from autosac.capture.request import TitanRequest
 
 torch.set_num_threads(1)  # as the worker does
-server = worker.Worker(os.open(os.devnull, os.O_WRONLY), sys.argv[1])
+server = worker.Worker(os.open(os.devnull, os.O_WRONLY), sys.argv[1], (sys.argv[1], ""))
 server.preload(TitanRequest.from_json(sys.argv[2]))
 owner = pkgutil.resolve_name(sys.argv[4])
 runs = [0]
