@@ -40,28 +40,25 @@ class KeptResults:
         self._edits = edits
         self._signatures = signatures
         self._roots = roots
-        counted = [rows for rows in execution.calls if rows.call.occurrence >= 0]
-        if [(d.op, d.occurrence) for d in decisions] != [(rows.call.op, rows.call.occurrence) for rows in counted]:
+        counted = [(c, rows) for c, rows in enumerate(execution.calls) if rows.call.occurrence >= 0]
+        if [(d.op, d.occurrence) for d in decisions] != [(rows.call.op, rows.call.occurrence) for _, rows in counted]:
             raise NotDerivableError("the plan decides about other operators than the module runs")
-        self._keeping = [
-            rows
-            for rows, decision in zip(counted, decisions, strict=True)
+        self._keeping = {
+            c: rows
+            for (c, rows), decision in zip(counted, decisions, strict=True)
             if decision.keep and not is_foreign_name(rows.call.op)
-        ]
+        }
         self._kept = self._kept_storages()
-        own = set(map(id, self._keeping))
-        kept_calls = frozenset(c for c, rows in enumerate(execution.calls) if id(rows) in own)
-        self._need = Need(execution, roots, self._kept, kept_calls)
+        self._need = Need(execution, roots, self._kept, frozenset(self._keeping))
 
     def _kept_storages(self) -> frozenset[int]:
         """What the plan keeps. What is changed in place is kept by all that write to it, or by none."""
-        keeping = set(map(id, self._keeping))
         kept: dict[int, bool] = {}
-        for rows in self._execution.calls:
+        for c, rows in enumerate(self._execution.calls):
             for s in rows.call.created:
-                kept[s] = id(rows) in keeping
+                kept[s] = c in self._keeping
             own = [s for s in rows.call.writes if s in kept]
-            is_kept = id(rows) in keeping or (rows.call.occurrence < 0 and all(kept[s] for s in own))
+            is_kept = c in self._keeping or (rows.call.occurrence < 0 and all(kept[s] for s in own))
             for s in own:
                 if kept[s] != is_kept:
                     raise NotDerivableError("the plan keeps what is changed in place")
@@ -69,7 +66,7 @@ class KeptResults:
 
     def apply(self) -> None:
         """Add the edits."""
-        for rows in self._keeping:
+        for rows in self._keeping.values():
             if rows.made or (not rows.call.writes and any(map(_has_no_storage, rows.call.outputs))):
                 self._detach(rows)
         last = self._last_uses()

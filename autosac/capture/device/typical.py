@@ -72,8 +72,7 @@ def take(tensor: Any, value: float | None) -> None:
 def scale(tensor: FakeTensor, by: float) -> None:
     """Its elements have become so many times what they were, in place, without an operator that says so."""
     value = _operand(tensor) if _falls else None
-    if value is not None:
-        vars(tensor)["_typical"] = value * by, tensor._version
+    take(tensor, None if value is None else value * by)
 
 
 def _first(out: Any) -> Any:
