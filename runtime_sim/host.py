@@ -8,9 +8,13 @@ One host thread per rank walks the trace in order (Maya's dispatch queue). Each 
                 + list_tensor_us for each tensor beyond a plain operator's (foreach optimizers, cat, split)
                 + recompute_op_us if it is recomputed: the Python calls of checkpointing's saved-tensor
                   hooks, in the forward and in the recomputation
+                + wrapper_us for each tensor subclass that took the call apart (DTensor's dispatch: its sharding
+                decision, the local operator, the result's wrapping), views included, and wrapped_tensor_us for each tensor
+                beyond a plain operator's
                 + host_gb_us for each GB of its tensors if the host itself works on them (CPU offload: the norm of the
                 gradients, the optimizer's step)
-    Collective  collective_us
+    Collective  collective_us, functional_collective_us if it is one of those that return new tensors (tensor
+                parallelism's, experts'); + wrapper_us as above
     EventRecord, EventWait, StreamWait, WorkWait, RecordStream   stream_op_us
     HostWait    sync_us, paid after what it waits for has completed
     ModuleEnter, ModuleExit   module_us (nn.Module.__call__ and its hooks; nothing in the backward);
@@ -61,6 +65,7 @@ from autosac.trace import (
 # A call with more tensors than this is one of a list operator (foreach, cat, split): see `list_tensor_us`.
 _PLAIN_TENSORS = 6
 _COMPILED_PREFIXES = ("triton.", "inductor.")
+_FUNCTIONAL_PREFIX = "_c10d_functional."
 _BITS = re.compile(r"\d+")
 _STREAM_OPS = (EventRecord, EventWait, StreamWait, WorkWait, RecordStream)
 
@@ -72,7 +77,9 @@ class HostModel:
     The costs of Python (views, modules, hooks, dispatch modes, autograd) were measured with PyTorch 2.13 and
     Python 3.11 as thread time on CPU tensors; launches, streams and collectives are typical of CUDA. All are
     stated for a host that issues an eager CUDA operator in 6 us; `scaled` adapts them to one that is faster
-    or slower. `host_gb_us` is that of one core, since torchrun gives each process one thread: fused AdamW, norms and
+    or slower. `wrapper_us` and `functional_collective_us` are those of whole layers under tensor parallelism: nine times as
+    much Python as the same layers have without it (`python -m benchmarks.dtensor_host`); a single operator in a loop
+    costs half as much. `host_gb_us` is that of one core, since torchrun gives each process one thread: fused AdamW, norms and
     clipping go through 19.5 to 22.5 GB of their tensors in a second (`python -m benchmarks.host_work`).
     """
 
@@ -86,7 +93,10 @@ class HostModel:
     checkpoint_us: float = 85.0
     selective_op_us: float = 9.5
     saved_op_us: float = 36.0
+    wrapper_us: float = 25.0
+    wrapped_tensor_us: float = 3.0
     collective_us: float = 30.0
+    functional_collective_us: float = 200.0
     stream_op_us: float = 1.2
     module_us: float = 0.5
     sync_us: float = 6.0
@@ -124,7 +134,10 @@ INSTANT_HOST = HostModel(
     checkpoint_us=0,
     selective_op_us=0,
     saved_op_us=0,
+    wrapper_us=0,
+    wrapped_tensor_us=0,
     collective_us=0,
+    functional_collective_us=0,
     stream_op_us=0,
     module_us=0,
     sync_us=0,
@@ -147,7 +160,8 @@ def host_costs(trace: Trace, host: HostModel, selective_modules: Collection[str]
     """
     by_phase = {phase: [_operator_us(signature, host, phase) for signature in trace.signatures] for phase in Phase}
     by_type: dict[type, float] = dict.fromkeys(_STREAM_OPS, host.stream_op_us)
-    by_type |= {Collective: host.collective_us, HostWait: host.sync_us}
+    by_type |= {HostWait: host.sync_us}
+    communication = [_collective_us(signature, host) for signature in trace.signatures]
     costs_us = np.zeros(len(trace.events))
     recomputing = False
     graph_ends = 0
@@ -162,6 +176,8 @@ def host_costs(trace: Trace, host: HostModel, selective_modules: Collection[str]
             phase = event.phase  # type: ignore[union-attr]
             costs_us[i] = by_phase[phase][event.signature]  # type: ignore[union-attr]
             recomputing = phase == Phase.RECOMPUTE
+        elif kind is Collective:
+            costs_us[i] = communication[event.signature]  # type: ignore[union-attr]
         elif kind is ModuleEnter or kind is ModuleExit:
             phase = event.phase  # type: ignore[union-attr]
             costs_us[i] = 0.0 if phase == Phase.BACKWARD else host.module_us
@@ -177,18 +193,27 @@ def host_costs(trace: Trace, host: HostModel, selective_modules: Collection[str]
 
 def _operator_us(signature: Signature, host: HostModel, phase: Phase) -> float:
     """Host time of one call of an operator."""
+    dispatch_us = host.wrapper_us * signature.wrappers
     if signature.is_view:
-        return host.view_op_us
+        return host.view_op_us + dispatch_us
     if signature.name.startswith(_COMPILED_PREFIXES):
         return host.compiled_op_us
     extra = len(signature.inputs) + len(signature.outputs) - _PLAIN_TENSORS
     by_phase = {Phase.BACKWARD: host.backward_op_us, Phase.OPTIMIZER: host.optimizer_op_us}
     return (
         by_phase.get(phase, host.eager_op_us)
-        + host.list_tensor_us * max(0, extra)
+        + (host.list_tensor_us + (host.wrapped_tensor_us if signature.wrappers else 0.0)) * max(0, extra)
         + (host.recompute_op_us if phase == Phase.RECOMPUTE else 0.0)
         + host.host_gb_us * _on_host_bytes(signature) / 1e9
+        + dispatch_us
     )
+
+
+def _collective_us(signature: Signature, host: HostModel) -> float:
+    """Host time of issuing a collective or transfer."""
+    functional = signature.name.startswith(_FUNCTIONAL_PREFIX)
+    issue_us = host.functional_collective_us if functional else host.collective_us
+    return issue_us + host.wrapper_us * signature.wrappers
 
 
 def _on_host_bytes(signature: Signature) -> float:

@@ -198,7 +198,7 @@ class _Side:
 
     def signature(self, row: Signature) -> Any:
         """The key of a signature."""
-        return row if row in self.common_signatures else (row.name, row.is_view, row.is_random)
+        return row if row in self.common_signatures else (row.name, row.is_view, row.is_random, row.wrappers)
 
     def meta(self, meta: TensorMeta) -> Any:
         """The key of a tensor's description."""

@@ -257,6 +257,7 @@ def _signature_checks() -> dict[str, Check]:
         "is_view": _flags,
         "is_random": _flags,
         "mutates": _wholes(0, _MOST),
+        "wrappers": _whole(0, _MOST),
     }
 
 

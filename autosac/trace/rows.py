@@ -51,7 +51,8 @@ class Signature(NamedTuple):
     `name` is the overload (``"aten.mm.default"``, ``"triton.<kernel>"``), `inputs` and `outputs` its tensors in order
     (lists flattened), `arguments` its non-tensor arguments by schema name. `is_view`: no device work is launched (views,
     metadata, allocations of uninitialised memory). `is_random`: draws from the device's generator. `mutates`: positions
-    in `inputs` that the operator writes to.
+    in `inputs` that the operator writes to. `wrappers`: tensor subclasses (DTensor and others) whose Python took the call
+    apart before this operator ran.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Signature(NamedTuple):
     is_view: bool = False
     is_random: bool = False
     mutates: tuple[int, ...] = ()
+    wrappers: int = 0
 
 
 class Storage(NamedTuple):

@@ -50,7 +50,7 @@ from autosac.trace.rows import (
     TensorMeta,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,9 @@ class Trace:
             raise TraceError(f"{path} is not an AutoSAC trace, or it is truncated: {e}") from e
         if not isinstance(document, dict) or document.get("format") != "autosac-trace":
             raise TraceError(f"{path} is not an AutoSAC trace")
-        if document.get("schema") != SCHEMA_VERSION:
+        if document.get("schema") == _WITHOUT_WRAPPERS:
+            _add_wrappers(document)
+        elif document.get("schema") != SCHEMA_VERSION:
             raise TraceError(
                 f"{path} has trace schema {document.get('schema')}; this version of AutoSAC reads {SCHEMA_VERSION}: "
                 "capture the job again"
@@ -118,6 +120,16 @@ class Trace:
             raise TraceError(f"{path} is damaged: {e} is missing") from e
         except (TypeError, IndexError, ValueError, RecursionError) as e:
             raise TraceError(f"{path} is damaged: {e}") from e
+
+
+_WITHOUT_WRAPPERS = 2
+"""The schema of traces that do not say which calls DTensor took apart: they are read as if it took none."""
+
+
+def _add_wrappers(document: dict[str, Any]) -> None:
+    columns = document.get("signatures")
+    if isinstance(columns, list) and columns and isinstance(columns[0], list):
+        columns.append([0] * len(columns[0]))
 
 
 _FIELDS: dict[str, tuple[str, ...]] = {

@@ -54,6 +54,16 @@ def test_alike_calls_have_one_signature() -> None:
     assert third == Signature("aten.add_.Tensor", (META, META), (META,), mutates=(0,))
 
 
+def test_wrapped_calls_have_a_signature_of_their_own() -> None:
+    """A call that a tensor subclass took apart differs from the plain one by its number of wrappers only."""
+    table = SignatureTable("cpu")
+    plain = table.add(aten.add.Tensor, (X, X), {}, [X, X], [X])
+    assert [table.wrapped(plain, 1), table.wrapped(plain, 2), table.wrapped(plain, 1)] == [1, 2, 1]
+    assert table.add(aten.add.Tensor, (X, X), {}, [X, X], [X]) == plain
+    first, second, third = table.finished()
+    assert (second, third) == (first._replace(wrappers=1), first._replace(wrappers=2)) and first.wrappers == 0
+
+
 def test_tensors_in_lists_are_counted_where_they_stand() -> None:
     """Of two lists of two, the first is written to: positions 0 and 1; `out` comes after the three tensors before it."""
     table = SignatureTable("cpu")

@@ -218,6 +218,18 @@ def test_other_schema(tmp_path: Path) -> None:
     assert "schema 99" in message and message.endswith("capture the job again")
 
 
+def test_the_schema_before(tmp_path: Path) -> None:
+    """A trace of the schema that did not tell wrapped calls is read as if there were none."""
+    path = tmp_path / "trace"
+
+    def as_before(document: Any) -> None:
+        document.update(schema=2)
+        document["signatures"].pop()
+
+    damaged(path, as_before)
+    assert Trace.load(path).signatures == trace_of().signatures
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -134,6 +134,29 @@ def test_what_each_event_costs(job):
     np.testing.assert_allclose(costs, [1, 2, 21, 3, 4, 1 + 10 * 0.5, 5, 6, 6, 6, 8, 7, 7, 0, 0, 0, 6])
 
 
+def test_what_takes_calls_apart_costs(job):
+    """Each of an operator's two wrappers costs its 10, a view's too, and each of 10 more tensors of a list 3; a collective
+    that returns new tensors costs its own price and its wrapper's.
+    """
+    host = replace(
+        INSTANT_HOST,
+        eager_op_us=1,
+        view_op_us=2,
+        collective_us=5,
+        functional_collective_us=7,
+        wrapper_us=10,
+        wrapped_tensor_us=3,
+    )
+    step = job().op(1).op(0, kind="view").op(1, kind="foreach").collective(1).collective(1).trace
+    signatures = [signature._replace(wrappers=2) for signature in step.signatures]
+    issued = [event.signature for event in step.events]
+    signatures[issued[2]] = signatures[issued[2]]._replace(wrappers=1)
+    functional = signatures[issued[4]]._replace(name="_c10d_functional.all_reduce.default", wrappers=1)
+    last = step.events[4]._replace(signature=len(signatures))
+    wrapped = replace(step, signatures=(*signatures, functional), events=(*step.events[:4], last))
+    assert (host_costs(wrapped, host) * 1e3).tolist() == pytest.approx([21, 22, 1 + 10 + 30, 5 + 20, 7 + 10])
+
+
 def test_the_host_goes_through_what_it_works_on(job):
     """Two lists of 500,000 float32 and one of 1,000,000 bool on the host are 5 MB; a copy from the device is the device's."""
     host = replace(INSTANT_HOST, optimizer_op_us=2.0, host_gb_us=1000.0)

@@ -76,6 +76,7 @@ class OperatorLog(Protocol):
     def operator(
         self, func: Any, args: Any, kwargs: Any, out: Any, entry: CachedCall | None, tensors: list[FakeTensor] | None
     ) -> None: ...
+    def wrapped(self) -> None: ...
     def host_reads(self) -> None: ...
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None: ...
 
@@ -137,6 +138,8 @@ class SimulatedDeviceMode(FakeTensorMode):
             if kind is FakeTensor:
                 fake = True
             elif kind.__torch_dispatch__ is not _plain_dispatch:
+                if not self._depth:
+                    self.log.wrapped()
                 return NotImplemented  # DTensor and other subclasses unwrap themselves first
         if not fake and not self._depth and self._stays_real(func, args, kwargs):
             if kwargs.get("pin_memory") and self.target != CUDA:  # scripts have pinned memory

@@ -319,6 +319,11 @@ class ScriptSteps:
         self.recorder.triton_kernel(name, arguments, **details)
         self._listener.operator_ran()
 
+    def wrapped(self) -> None:
+        """A tensor subclass is about to take a call apart."""
+        if not self.forward.active:
+            self.recorder.wrapped()
+
     def host_reads(self) -> None:
         """The host reads a value."""
         if not self.forward.active:

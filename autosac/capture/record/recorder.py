@@ -101,6 +101,7 @@ class Recorder:
         self._additions: EngineAdditions | None = None
         self._work = 0
         self._batch = -1
+        self._wrappers = 0  # of the call whose operators come next
         self._work_of_storage: dict[int, int] = {}
 
     # ---- the job tells what it consists of --------------------------------------------------------------------------
@@ -204,6 +205,7 @@ class Recorder:
         tensors: Sequence[torch.Tensor] | None,
     ) -> None:
         """Record one operator that ran on the target device."""
+        wrappers, self._wrappers = self._wrappers, 0
         if self.phases.is_repeating and func in _LOOKS:
             return  # how a recomputation looks at its results depends on what was kept; it launches nothing
         stream = simulated.current_stream().stream_id
@@ -226,6 +228,8 @@ class Recorder:
         outputs = tuple([self.storages.returned(t, name, home, place, label) for t in out_tensors])
         if self.log.recording:
             signature = self._signature(func, args, kwargs, entry, tensors, out_tensors)
+            if wrappers:
+                signature = self.signatures.wrapped(signature, wrappers)
             if call is not None:
                 nbytes = call.nbytes(tensors, out_tensors)
                 self._collective(call, nbytes, signature, stream, place, inputs, outputs)
@@ -253,6 +257,10 @@ class Recorder:
         if entry.signature < 0:
             entry.signature = self.signatures.add(func, args, kwargs, tensors, out_tensors)
         return entry.signature
+
+    def wrapped(self) -> None:
+        """A tensor subclass is about to take a call apart: the first operator that comes of it says so."""
+        self._wrappers += 1
 
     def host_reads(self) -> None:
         """The host reads a value: it waits for the current stream."""

@@ -140,6 +140,8 @@ class SignatureTable:
     def __init__(self, target: str) -> None:
         self.target = target
         self.index: dict[Signature, int] = {}
+        self._rows: list[Signature] = []
+        self._wrapped: dict[tuple[int, int], int] = {}
 
     def add(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         """The index of the signature of one call."""
@@ -153,14 +155,27 @@ class SignatureTable:
             is_random=is_random(func, arguments),
             mutates=self._mutated_positions(func, args, kwargs),
         )
-        return self.index.setdefault(signature, len(self.index))
+        return self._number(signature)
 
     def add_kernel(self, name: str, tensors: list[torch.Tensor], written: Sequence[int] = (), work: Work = ()) -> int:
         """The index of a kernel that was launched without an operator; its `work` stands in the place of arguments."""
         metas = tuple(tensor_meta(t, self.target) for t in tensors)
         mutates = tuple(i for i in written if i < len(tensors))
         signature = Signature(name=name, inputs=metas, outputs=(), arguments=tuple(work), mutates=mutates)
-        return self.index.setdefault(signature, len(self.index))
+        return self._number(signature)
+
+    def wrapped(self, plain: int, wrappers: int) -> int:
+        """The index of a signature that is like the one at `plain`, but for its wrappers."""
+        known = self._wrapped.get((plain, wrappers))
+        if known is None:
+            known = self._wrapped[plain, wrappers] = self._number(self._rows[plain]._replace(wrappers=wrappers))
+        return known
+
+    def _number(self, signature: Signature) -> int:
+        number = self.index.setdefault(signature, len(self.index))
+        if number == len(self._rows):
+            self._rows.append(signature)
+        return number
 
     @staticmethod
     def _mutated_positions(func: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
@@ -182,4 +197,4 @@ class SignatureTable:
 
     def finished(self) -> tuple[Signature, ...]:
         """All signatures."""
-        return tuple(self.index)
+        return tuple(self._rows)
