@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TITAN03 := .venv-titan03
 
-.PHONY: plan test test-fast test-mutation contexts test-matrix test-titan03 coverage smoke lint types docs clean
+.PHONY: plan test test-long test-fast test-mutation contexts test-matrix test-titan03 coverage smoke lint types docs clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
@@ -27,14 +27,18 @@ plan: $(STAMP)
 	$(BIN)/autosac plan examples/llama3_8b.toml --gpu h100-sxm-80gb --world-size 8 --budget 68GiB -o plan.json
 
 # Compiled modules are kept, whatever the environment says: tests start many processes that import the same ones.
-test test-fast test-titan03: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-fast test-titan03: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 -m "not long" tests
+
+# Whole jobs, planned, searched and trained: half an hour.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m long tests
 
 # What needs neither a capture nor seconds: the loop while editing.
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -q -m "not slow and not capture" tests
+	$(BIN)/python -m pytest -n 2 -q -m "not slow and not capture and not long" tests
 
 # Hours; MUTANTS=40 takes less. Stopped and started again, it goes on.
 MUTANTS ?= 150

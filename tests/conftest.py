@@ -121,6 +121,39 @@ SLOW = (
     "integrations/test_offload.py",
     "integrations/test_tape.py",
 )
+# Whole jobs, planned, searched or trained: `make test-long` runs these, `make test` all others.
+LONG = (
+    "bench/test_run.py",
+    "benchmarks/test_compiled_kept.py",
+    "benchmarks/test_torchtitan_published.py",
+    "capture/test_compiled_steps.py",
+    "capture/test_cpu_truth.py",
+    "capture/test_handover.py",
+    "capture/test_layers.py",
+    "capture/test_microbatches.py",
+    "capture/test_titan_accumulation.py",
+    "capture/test_warming.py",
+    "configurations/test_search.py",
+    "configurations/test_search_stages.py",
+    "derivation/test_baseline_plans.py",
+    "derivation/test_deriver.py",
+    "docs/test_examples.py",
+    "end_to_end/test_batch_size.py",
+    "end_to_end/test_collectives.py",
+    "end_to_end/test_plan.py",
+    "end_to_end/test_plans.py",
+    "fuzz",
+    "integrations/test_torchtitan.py",
+    "invariants",
+    "planning/test_compiled_mixes.py",
+    "scripts/test_accumulated.py",
+    "scripts/test_applied.py",
+    "scripts/test_compiled.py",
+    "scripts/test_faults.py",
+    "scripts/test_frameworks.py",
+    "scripts/test_loops.py",
+    "scripts/test_ranks.py",
+)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -142,7 +175,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whole folders and files as `capture` or `slow`. Among workers, what takes longest comes first."""
+    """Mark whole folders and files as `capture`, `slow` or `long`. Among workers, what takes longest comes first."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         from sharing_out import rank
 
@@ -155,6 +188,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("capture")
         if places & set(SLOW):
             item.add_marker("slow")
+        if places & set(LONG):
+            item.add_marker("long")
 
 
 def pytest_collection_finish() -> None:
