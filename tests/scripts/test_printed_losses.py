@@ -24,6 +24,8 @@ for step in range(2):
     for tensor in (summed, tokens, read):
         dist.all_reduce(tensor)
     likelihood = torch.gather(logits.log_softmax(-1), 1, labels[:, None]).squeeze(-1)
+    soft = torch.full((80, 1000), 1e-4, device="cuda").scatter_(1, labels[:, None], 0.9001)
+    mixed = 0.3 * soft + 0.7 * soft.flip(0)
     margin = likelihood[:40] - likelihood[40:]
     found = (
         loss * 40,
@@ -43,6 +45,8 @@ for step in range(2):
         logits.sum() / logits.numel(),
         logits.norm() / logits.norm(),
         (logits.argmax(-1) == labels).float().mean(),
+        -(F.one_hot(labels, 1000).float() * logits.log_softmax(-1)).sum(-1).mean(),
+        torch.sum(-mixed * logits.log_softmax(-1), -1).mean(),
     )
     optimizer.step()
     print(*(f"{value.item():.4f}" for value in found), tokens.item(), read.item())
@@ -50,8 +54,9 @@ for step in range(2):
 
 
 def test_losses_begin_as_those_of_an_untrained_model(run: Any) -> None:
-    """A cross entropy is the logarithm of the number of classes, in every way of writing it, and falls with each step; so are
-    logits of two classes. What nothing is known of begins at 10. Ranks add up what all of them have: integers, too.
+    """A cross entropy is the logarithm of the number of classes, in every way of writing it, with soft labels too, and falls
+    with each step; so are logits of two classes. What nothing is known of begins at 10. Ranks add up what all of them have:
+    integers, too.
     """
     ended = run(TRAINS, "--nproc", "4", "--rank", "0")
     assert ended.returncode == 0, ended.stderr
@@ -67,6 +72,8 @@ def test_losses_begin_as_those_of_an_untrained_model(run: Any) -> None:
         "10.0000",
         "10.0000",
         "0.5000",
+        "6.9078",
+        "6.9078",
         "28",
         "28",
     ]
@@ -81,6 +88,8 @@ def test_losses_begin_as_those_of_an_untrained_model(run: Any) -> None:
         "9.3303",
         "9.3303",
         "0.5000",
+        "6.4452",
+        "6.4452",
         "28",
         "28",
     ]

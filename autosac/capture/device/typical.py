@@ -1,10 +1,11 @@
 """What unknown numbers are like: the losses that a script prints shall look like those of an untrained model.
 
 A tensor without values may have a typical element: of the logarithm of a softmax over C classes -ln C, of a sigmoid or a
-comparison one half, and so a cross entropy is ln C. Operators on such tensors compute with that number: means and sums,
-products with numbers, what ranks add up. What is computed from a loss so begins at its logarithm and falls slowly, as the
-loss does. All other numbers are unknown; single ones stand for what `.item()` answers for them, so that ``loss / 8 * 8`` is
-the loss.
+comparison one half, and so a cross entropy is ln C. Of labels that are scattered over C classes it is their mean: of 1 among
+zeros 1 / C, so that a cross entropy with soft labels is ln C, too. Operators on such tensors compute with that number: means
+and sums, products with numbers, what ranks add up. What is computed from a loss so begins at its logarithm and falls slowly,
+as the loss does. All other numbers are unknown; single ones stand for what `.item()` answers for them, so that
+``loss / 8 * 8`` is the loss.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def give(func: Any, args: Any, out: Any, value: float) -> None:
     first = _first(out)
     if not isinstance(first, FakeTensor) or first.is_inference():
         return
-    if not (first.dtype.is_floating_point or first.dtype is torch.bool):
-        return
+    if not (first.dtype.is_floating_point or first.dtype is torch.bool or first.numel() > 1):
+        return  # a single whole number, which may be read, is none of these
     if shadow(first) is None:  # what autograd does to the version comes later
         viewed = args[0] if getattr(func, "is_view", False) else first
         vars(first)["_typical"] = value, viewed._version + (func.namespace == "aten" and mutates(func))
@@ -194,6 +195,36 @@ def _copied(args: Any, kwargs: Any, out: Any) -> float | None:
     return typical(args[1])
 
 
+def _cast(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Of whole numbers that are known (labels, one of which is 1) their mean."""
+    found = typical(args[0])
+    known = shadow(args[0]) if found is None and isinstance(args[0], FakeTensor) else None
+    if known is None or known.is_meta or not known.numel() or not out.dtype.is_floating_point:
+        return found
+    with torch._C._DisableTorchDispatch():
+        return known.mean(dtype=torch.float64).item()
+
+
+def _scattered(args: Any, kwargs: Any, out: Any) -> float | None:
+    """The mean of what was there and of what is written to some places along a dimension."""
+    there, dim, index, value = args[:4]
+    before, written = _filled(there), value if isinstance(value, (bool, int, float)) else typical(value)
+    if before is None or written is None or not there.dim() or kwargs.get("reduce"):
+        return None
+    part: float = index.shape[dim] / there.shape[dim]
+    return before + part * (written - before)
+
+
+def _filled(tensor: Any) -> float | None:
+    """The typical element, or the one value that all known elements have."""
+    known = shadow(tensor) if isinstance(tensor, FakeTensor) else None
+    if known is None:
+        return typical(tensor)
+    with torch._C._DisableTorchDispatch():
+        first = known.reshape(-1)[0] if known.numel() else None
+        return float(first) if first is not None and bool((known == first).all()) else None
+
+
 def _added_up_functionally(args: Any, kwargs: Any, out: Any) -> float | None:
     found = _operand(args[0])
     if found is None or args[1].lower() != "sum":
@@ -203,8 +234,8 @@ def _added_up_functionally(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 _SAME = (
-    "alias clone contiguous detach expand gather index index_select masked_fill masked_fill_ mean permute repeat reshape "
-    "select slice squeeze t to _to_copy transpose unbind split chunk unsqueeze view _unsafe_view _reshape_alias nan_to_num "
+    "alias clone contiguous detach expand flip gather index index_select masked_fill masked_fill_ mean permute repeat reshape "
+    "roll select slice squeeze t to transpose unbind split chunk unsqueeze view _unsafe_view _reshape_alias nan_to_num "
     "nanmean amax amin max min"
 )
 _RULES: dict[Any, Rule] = {
@@ -218,6 +249,12 @@ _RULES: dict[Any, Rule] = {
     aten.nll_loss2d_forward: _negative_likelihood,
     aten.binary_cross_entropy: lambda args, kwargs, out: _binary((args[0], args[1], None, *args[3:]), kwargs, out),
     aten.binary_cross_entropy_with_logits: lambda args, kwargs, out: _binary((*args[:3], *args[4:]), kwargs, out),
+    aten._to_copy: _cast,
+    aten.full: lambda args, kwargs, out: _operand(args[1]),
+    aten.full_like: lambda args, kwargs, out: _operand(args[1]),
+    **dict.fromkeys((aten.zeros, aten.new_zeros, aten.zeros_like), lambda *_: 0.0),
+    aten.scatter: _scattered,
+    aten.scatter_: _scattered,
     aten.copy_: _copied,
     aten.cat: _first_of,
     aten.stack: _first_of,
