@@ -74,6 +74,11 @@ _REMEDIES = {
         "operators that the forward did not run (FSDP gathers elsewhere, if the module is one of its units), in the real job "
         "too; checkpoint whole layers (mode full, or every n-th layer), or use a plan of AutoSAC"
     ),
+    "compiled with non-empty donated buffers": (
+        "a compiled backward reuses the memory of what it has saved (donated buffers), and its graph is kept, as schedules of "
+        "pipelines do that split the backward (zero bubble, DualPipeV): PyTorch refuses that in the real job too; take a "
+        "schedule such as 1F1B or Interleaved1F1B, do not compile, or set torch._functorch.config.donated_buffer to False"
+    ),
     "'CondOp' object has no attribute": (
         "torch.cond chooses a branch by the value of a simulated tensor, which is not known: choose it on the host"
     ),

@@ -99,6 +99,18 @@ def test_other_operators_in_a_recomputation_than_in_the_forward() -> None:
     assert "or use a plan of AutoSAC" in told and "\n" not in told
 
 
+def test_schedules_that_keep_the_graphs_of_compiled_code() -> None:
+    """PyTorch refuses them; the line says that the real job fails, too, and which schedules do not."""
+    error = RuntimeError(
+        "This backward function was compiled with non-empty donated buffers which requires create_graph=False and"
+    )
+    told = str(capture_error(error, "training step 1"))
+    assert told.startswith(
+        "training step 1: a compiled backward reuses the memory of what it has saved (donated buffers)"
+    )
+    assert "in the real job too; take a schedule such as 1F1B or Interleaved1F1B" in told and "\n" not in told
+
+
 def test_branches_that_depend_on_values(capture: Capture) -> None:
     """What `torch.cond` would choose by is not known in a capture; the line says what to do."""
 
