@@ -69,6 +69,11 @@ _REMEDIES = {
         "parallelism, in the real job too; use torch 2.11 or 2.14.1, or a plan of AutoSAC, which leaves the layers to the "
         "compiler"
     ),
+    "Set torch._functorch.config.unsafe_treat_script_objects_as_zero_size": (
+        "this torch ({torch}) cannot train the job: its partitioner takes no memory budget under tensor parallelism, where it "
+        "does not know the size of device meshes, in the real job too; use a plan of AutoSAC, or set "
+        "torch._functorch.config.unsafe_treat_script_objects_as_zero_size to True"
+    ),
     "encountered during backward but not found in storage": (
         "this torch ({torch}) cannot train the job: in a module that it checkpoints selectively, the recomputation runs "
         "operators that the forward did not run (FSDP gathers elsewhere, if the module is one of its units), in the real job "
