@@ -181,7 +181,25 @@ class CompiledMixes:
             return
         with contextlib.suppress(CaptureError):
             for _ in range(_LOOKS):
+                if self._is_bracketed(goal):
+                    return
                 self._take_samples(goal)
+
+    def _is_bracketed(self, goal: Goal) -> bool:
+        """Whether some measured policies save less than is left for a unit and others more, beside the extremes."""
+        share = self._left_share(goal)
+        for group, known in zip(self._groups, self._measured, strict=True):
+            own = known[group.policies[0]].nbytes
+            between = [cost.nbytes for cost in known.values() if 0 < cost.nbytes < own]
+            if not between or not min(between) <= share * own < max(between):
+                return False
+        return True
+
+    def _left_share(self, goal: Goal) -> float:
+        """Of what all units save by themselves, the share for which there is memory."""
+        pairs = zip(self._groups, self._measured, strict=True)
+        most = sum(known[group.policies[0]].nbytes * len(group.units) for group, known in pairs)
+        return (goal.target_bytes - self._excess) / max(1, most)
 
     def _follow_compiler(self, goal: Goal, _: Sequence[UnitGroup], __: str) -> bool:
         """Let policies decide about what the compiler traces. Whether that is something else than what was observed."""
@@ -257,7 +275,7 @@ class CompiledMixes:
         """
         left_bytes = goal.target_bytes - self._excess
         free = [known[group.policies[0]] for group, known in zip(self._groups, self._measured, strict=True)]
-        most = sum(cost.nbytes * len(group.units) for cost, group in zip(free, self._groups, strict=True))
+        share = self._left_share(goal)
         expected = []
         for group, known, own in zip(self._groups, self._measured, free, strict=True):
             decided = {p: p.expected(own) for p in group.policies if p.has_decisions}
@@ -268,7 +286,7 @@ class CompiledMixes:
         found = []
         for group, known, costs, own, mix in zip(self._groups, self._measured, expected, free, mixes, strict=True):
             mixed = [list(costs)[p] for p, _ in mix]
-            wanted = [*mixed, *nearest(group, left_bytes / max(1, most) * own.nbytes, own, known)]
+            wanted = [*mixed, *nearest(group, share * own.nbytes, own, known)]
             found.append([policy for policy in dict.fromkeys(wanted) if policy not in known])
         return found
 
