@@ -318,9 +318,12 @@ def compile_options(budget: str | int) -> dict[str, Any]:
         The argument ``options`` of `torch.compile`.
 
     Raises:
-        UsageError: the budget is not an amount of bytes.
+        UsageError: the budget is not an amount of bytes. (A model follows a plan by `apply`.)
     """
     from autosac.integrations.compile_budget import BudgetPartitioner
+
+    if isinstance(budget, Plan):
+        raise UsageError("compile_options takes bytes; for a plan call autosac.apply(model, plan) before torch.compile")
 
     return {"custom_partitioner_fn": BudgetPartitioner(parse_bytes(budget))}
 

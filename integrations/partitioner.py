@@ -33,7 +33,7 @@ import torch.fx.traceback
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autosac.errors import PlanError
+from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.effects import is_foreign
 from autosac.integrations.operators.keys import is_collective, is_random
 
@@ -128,15 +128,23 @@ def _write_down_types(graph: Graph) -> None:
 def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> None:
     """A module's own budget holds for what the compiler adds, too: copies of inputs that it changes, writing them back
     (running statistics), seeds, and the graphs of branches. PyTorch refuses budgets that do not cover a graph's whole forward.
+    PlanNotFollowedError for several budgets in one graph, or code of other modules in it.
     """
     key = _budget_key()
     budgets = {node.meta["custom"][key] for node in forward if key in (node.meta.get("custom") or ())}
-    if len(budgets) == 1:
-        (budget,) = budgets
-        added = [node for node in forward if _is_added(node)]
-        inner = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule) and m is not module]
-        for node in (*added, *(n for graph in inner for n in graph.nodes)):
-            node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
+    if not budgets:
+        return
+    others = [node for node in forward if node.op == "call_function" and key not in (node.meta.get("custom") or ())]
+    if len(budgets) > 1 or not all(map(_is_added, others)):
+        raise PlanNotFollowedError(
+            "modules have memory budgets of their own, but the compiler has more than one module in a graph: compile each of "
+            "them by itself (module.compile()), or plan for the model as it is compiled"
+        )
+    (budget,) = budgets
+    added = [node for node in forward if _is_added(node)]
+    inner = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule) and m is not module]
+    for node in (*added, *(n for graph in inner for n in graph.nodes)):
+        node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
 
 
 def _is_added(node: Node) -> bool:

@@ -69,10 +69,20 @@ _REMEDIES = {
         "parallelism, in the real job too; use torch 2.11 or 2.14.1, or a plan of AutoSAC, which leaves the layers to the "
         "compiler"
     ),
+    "Set torch._functorch.config.unsafe_treat_script_objects_as_zero_size": (
+        "this torch ({torch}) cannot train the job: its partitioner takes no memory budget under tensor parallelism, where it "
+        "does not know the size of device meshes, in the real job too; use a plan of AutoSAC, or set "
+        "torch._functorch.config.unsafe_treat_script_objects_as_zero_size to True"
+    ),
     "encountered during backward but not found in storage": (
         "this torch ({torch}) cannot train the job: in a module that it checkpoints selectively, the recomputation runs "
         "operators that the forward did not run (FSDP gathers elsewhere, if the module is one of its units), in the real job "
         "too; checkpoint whole layers (mode full, or every n-th layer), or use a plan of AutoSAC"
+    ),
+    "compiled with non-empty donated buffers": (
+        "a compiled backward reuses the memory of what it has saved (donated buffers), and its graph is kept, as schedules of "
+        "pipelines do that split the backward (zero bubble, DualPipeV): PyTorch refuses that in the real job too; take a "
+        "schedule such as 1F1B or Interleaved1F1B, do not compile, or set torch._functorch.config.donated_buffer to False"
     ),
     "'CondOp' object has no attribute": (
         "torch.cond chooses a branch by the value of a simulated tensor, which is not known: choose it on the host"

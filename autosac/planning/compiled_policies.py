@@ -17,7 +17,7 @@ with experts) is recomputed as a whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autosac.planning.inlined import inlined
@@ -236,17 +236,35 @@ def _whole(unit: UnitPolicy) -> CompiledPolicy:
     return CompiledPolicy(name="full", template=replace(unit.recompute_all(), decisions=()))
 
 
-def nearest(group: UnitGroup, wanted_bytes: float, own: Cost) -> list[CompiledPolicy]:
+def nearest(
+    group: UnitGroup, wanted_bytes: float, own: Cost, known: Mapping[CompiledPolicy, Cost] | None = None
+) -> list[CompiledPolicy]:
     """The policies that save about `wanted_bytes`, by what is expected of them (`CompiledPolicy.expected`), on either side one
-    that decides and a memory budget.
+    that decides and a memory budget. `known`: what has been measured, between which what other budgets save is interpolated:
+    the partitioner may save far more than a budget's share.
     """
+    measured = {0.0: 0, 1.0: own.nbytes}
+    for policy, cost in (known or {}).items():
+        if policy.template is not None and policy.template.memory_budget is not None:
+            measured[policy.template.memory_budget] = cost.nbytes
     found: list[CompiledPolicy] = []
     for decided in (True, False):
-        expected = {p: p.expected(own).nbytes for p in group.policies[1:] if p.has_decisions is decided}
+        of_kind = [p for p in group.policies[1:] if p.has_decisions is decided]
+        expected = {p: float(p.expected(own).nbytes) if decided else _between(p, measured) for p in of_kind}
         ordered = sorted(expected, key=expected.__getitem__)
         found += [p for p in ordered if expected[p] <= wanted_bytes][-1:]
         found += [p for p in ordered if expected[p] > wanted_bytes][:1]
     return found
+
+
+def _between(policy: CompiledPolicy, measured: Mapping[float, int]) -> float:
+    """The bytes that a memory budget saves, from those that others save."""
+    assert policy.template is not None and policy.template.memory_budget is not None
+    budget = policy.template.memory_budget
+    below = max(b for b in measured if b <= budget)
+    above = min(b for b in measured if b >= budget)
+    share = (budget - below) / (above - below) if above > below else 0.0
+    return measured[below] + share * (measured[above] - measured[below])
 
 
 def without_budgets(group: UnitGroup) -> UnitGroup:

@@ -5,7 +5,8 @@
 2. What a unit costs under the compiler's own policy comes from the step without checkpointing (`compiled_costs`). That also
    tells how many bytes of the budget are left for what units save. Of the other policies those are measured that the best mix
    would follow by what is expected, and those that save about as much as is left for a unit (`nearest`): in *samples*, which
-   are captures of a model with a few layers that take turns with them.
+   are captures of a model with a few layers that take turns with them. Where there are memory budgets only, this is repeated
+   with what has been measured: the partitioner may save far more than a budget's share.
 3. The fastest mix within a limit of saved bytes is chosen (`autosac.solvers.mix`). Every policy of a mix is one more graph to
    compile, for which it has to save a little. The units that keep most run last: they are the first to let go of it.
 4. The step under that plan is captured. By how much its peak is above its saved bytes moves the limit, until the peak uses
@@ -37,6 +38,8 @@ _GRAPH = 2e-4
 _SAMPLES = 2
 # Units of a sample that follow one policy: the first and the last of a model differ a little.
 _TURNS = 3
+# How often more memory budgets are measured, near what is left by those that have been, where there is nothing else.
+_LOOKS = 2
 # A bracket of budgets that is as narrow, in bytes or by its share of the budget, is not worth another capture.
 _NARROW_BYTES = 2**24
 _NARROW = 2e-3
@@ -166,10 +169,37 @@ class CompiledMixes:
                 self._take_samples(goal)
                 if self._decide_as_traced(self._traced):
                     self._take_samples(goal)
+                self._look_closer(goal)
                 return
             except CaptureError as e:
                 reason = reason or str(e)
         raise CaptureError(reason)
+
+    def _look_closer(self, goal: Goal) -> None:
+        """Measure more memory budgets, where there is nothing else: what they save is not known before."""
+        if any(policy.has_decisions for group in self._groups for policy in group.policies):
+            return
+        with contextlib.suppress(CaptureError):
+            for _ in range(_LOOKS):
+                if self._is_bracketed(goal):
+                    return
+                self._take_samples(goal)
+
+    def _is_bracketed(self, goal: Goal) -> bool:
+        """Whether some measured policies save less than is left for a unit and others more, beside the extremes."""
+        share = self._left_share(goal)
+        for group, known in zip(self._groups, self._measured, strict=True):
+            own = known[group.policies[0]].nbytes
+            between = [cost.nbytes for cost in known.values() if 0 < cost.nbytes < own]
+            if not between or not min(between) <= share * own < max(between):
+                return False
+        return True
+
+    def _left_share(self, goal: Goal) -> float:
+        """Of what all units save by themselves, the share for which there is memory."""
+        pairs = zip(self._groups, self._measured, strict=True)
+        most = sum(known[group.policies[0]].nbytes * len(group.units) for group, known in pairs)
+        return (goal.target_bytes - self._excess) / max(1, most)
 
     def _follow_compiler(self, goal: Goal, _: Sequence[UnitGroup], __: str) -> bool:
         """Let policies decide about what the compiler traces. Whether that is something else than what was observed."""
@@ -245,7 +275,7 @@ class CompiledMixes:
         """
         left_bytes = goal.target_bytes - self._excess
         free = [known[group.policies[0]] for group, known in zip(self._groups, self._measured, strict=True)]
-        most = sum(cost.nbytes * len(group.units) for cost, group in zip(free, self._groups, strict=True))
+        share = self._left_share(goal)
         expected = []
         for group, known, own in zip(self._groups, self._measured, free, strict=True):
             decided = {p: p.expected(own) for p in group.policies if p.has_decisions}
@@ -256,7 +286,7 @@ class CompiledMixes:
         found = []
         for group, known, costs, own, mix in zip(self._groups, self._measured, expected, free, mixes, strict=True):
             mixed = [list(costs)[p] for p, _ in mix]
-            wanted = [*mixed, *nearest(group, left_bytes / max(1, most) * own.nbytes, own)]
+            wanted = [*mixed, *nearest(group, share * own.nbytes, own, known)]
             found.append([policy for policy in dict.fromkeys(wanted) if policy not in known])
         return found
 

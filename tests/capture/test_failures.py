@@ -89,6 +89,19 @@ def test_what_this_torch_cannot_compile_is_told() -> None:
     assert "use torch 2.11 or 2.14.1" in told and "\n" not in told
 
 
+def test_memory_budgets_under_tensor_parallelism() -> None:
+    """The partitioner of torch 2.13 asks how large a mesh is; the line says that the real job fails, too, and what helps."""
+    error = RuntimeError(
+        "Cannot compute the size of FakeScriptObject on node primals_2. Set "
+        "torch._functorch.config.unsafe_treat_script_objects_as_zero_size = True to assume such objects are zero size."
+    )
+    told = str(capture_error(error, "training step 1"))
+    assert told.startswith(
+        f"training step 1: this torch ({torch.__version__}) cannot train the job: its partitioner takes no"
+    )
+    assert "use a plan of AutoSAC, or set" in told and "\n" not in told
+
+
 def test_other_operators_in_a_recomputation_than_in_the_forward() -> None:
     """PyTorch's own selective checkpointing refuses them; the line says that the real job fails, too, and what does not."""
     error = RuntimeError(
@@ -97,6 +110,18 @@ def test_other_operators_in_a_recomputation_than_in_the_forward() -> None:
     told = str(capture_error(error, "training step 1"))
     assert told.startswith(f"training step 1: this torch ({torch.__version__}) cannot train the job: in a module that")
     assert "or use a plan of AutoSAC" in told and "\n" not in told
+
+
+def test_schedules_that_keep_the_graphs_of_compiled_code() -> None:
+    """PyTorch refuses them; the line says that the real job fails, too, and which schedules do not."""
+    error = RuntimeError(
+        "This backward function was compiled with non-empty donated buffers which requires create_graph=False and"
+    )
+    told = str(capture_error(error, "training step 1"))
+    assert told.startswith(
+        "training step 1: a compiled backward reuses the memory of what it has saved (donated buffers)"
+    )
+    assert "in the real job too; take a schedule such as 1F1B or Interleaved1F1B" in told and "\n" not in told
 
 
 def test_branches_that_depend_on_values(capture: Capture) -> None:

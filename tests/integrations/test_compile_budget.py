@@ -12,6 +12,8 @@ from uncompiled import inductor
 import autosac
 from autosac.errors import UsageError
 from autosac.integrations.compile_budget import BudgetPartitioner, Way
+from autosac.plans import Plan
+from plans import MADE_FOR
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 WIDTH, TOKENS, LAYERS = 16, 64, 2
@@ -78,3 +80,9 @@ def test_an_amount_without_a_unit() -> None:
     for text in ("0.4", "40%", "much"):
         with pytest.raises(UsageError, match=f"amount '{text}': expected bytes such as 8GiB"):
             autosac.compile_options(text)
+
+
+def test_a_plan_in_place_of_a_budget() -> None:
+    """One line says what makes a compiled model follow a plan."""
+    with pytest.raises(UsageError, match=r"for a plan call autosac\.apply\(model, plan\) before torch\.compile"):
+        autosac.compile_options(Plan(made_for=MADE_FOR, units=()))  # type: ignore[arg-type]

@@ -216,6 +216,21 @@ def test_a_unit_with_a_budget_that_breaks_its_graph() -> None:
         layer(torch.randn(TOKENS, WIDTH))
 
 
+@pytest.mark.parametrize("budgets", [(0.3, 0.6), (0.3, 0.3), (0.3, None)])
+def test_units_with_budgets_in_a_model_that_is_compiled_as_a_whole(budgets: tuple[float | None, ...]) -> None:
+    """Two budgets, or one beside other code in the graph: one line says so, and what to do. One for a whole graph is taken."""
+    units = tuple(unit(i, budget=budget) for i, budget in enumerate(budgets) if budget is not None)
+    model = torch.compile(apply(Model(2), Plan(made_for=MADE_FOR, units=units)), backend="aot_eager_decomp_partition")
+    x = torch.randn(TOKENS, WIDTH)
+    if budgets[0] == budgets[1]:
+        model(x)
+    else:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+            model(x)
+        assert isinstance(caught.value.inner_exception, PlanError)
+        assert "more than one module in a graph: compile each of them by itself" in str(caught.value.inner_exception)
+
+
 def test_copies_keep_their_policies() -> None:
     """A deep copy of a planned model is compiled as the original is: of the same classes, one for each policy."""
     model = apply(Model(3), Plan(made_for=MADE_FOR, units=(unit(0, {0}), unit(1, set()), unit(2, {0}))))

@@ -143,6 +143,15 @@ def test_policies_that_save_about_what_is_left_are_tried() -> None:
     assert [policy.name for policy in nearest(group, 5.0, Cost(100, 1.0))] == ["keeps 0", "keeps 10", "budget 1"]
 
 
+def test_budgets_that_save_more_than_their_share() -> None:
+    """What has been measured tells about others: 0.3 saves 60 of 100 bytes, so 0.1 and 0.2 are expected to save 20 and 40."""
+    budgets = [_policy(f"budget {k}", budget=k / 10) for k in (1, 2, 3, 4)]
+    group = UnitGroup(units=(), policies=(CompiledPolicy(name="own", template=None), *budgets))
+    known = {budgets[2]: Cost(60, 1.0)}
+    assert [policy.name for policy in nearest(group, 25.0, Cost(100, 1.0), known)] == ["budget 1", "budget 2"]
+    assert [policy.name for policy in nearest(group, 65.0, Cost(100, 1.0), known)] == ["budget 3", "budget 4"]
+
+
 @pytest.mark.capture
 @pytest.mark.slow
 def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, capture_server: CaptureServer) -> None:

@@ -131,7 +131,9 @@ def test_baselines_that_policies_mirror(monkeypatch: pytest.MonkeyPatch) -> None
     assert mixes().mirror(goal, "selective-op") is None is mixes().mirror(goal, "none")
 
 
-def _found(monkeypatch: pytest.MonkeyPatch, job: Any) -> tuple[list[Unit], tuple[str, ...]]:
+def _found(
+    monkeypatch: pytest.MonkeyPatch, job: Any, budgets: Sequence[float] = (0.5,)
+) -> tuple[list[Unit], tuple[str, ...]]:
     """The units of the plan for about half of what the job saves by itself, and the notes; policies and memory budgets."""
     monkeypatch.setattr(compiled_search, "unit_costs", lambda s, names: {name: s.costs[name] for name in names})
     monkeypatch.setattr(compiled_search, "plan_of", lambda _, __, units: Plan(made_for=MADE_FOR, units=units))
@@ -141,7 +143,7 @@ def _found(monkeypatch: pytest.MonkeyPatch, job: Any) -> tuple[list[Unit], tuple
         SimpleNamespace(name=f"layers.{i}", parameters=(), sac=random, recompute_all=lambda: whole)
         for i in range(LAYERS)
     )
-    policies = (CompiledPolicy(name="own", template=None), *map(policy, list(SAVED)[1:]), budget(0.5))
+    policies = (CompiledPolicy(name="own", template=None), *map(policy, list(SAVED)[1:]), *map(budget, budgets))
     baselines = {"none": job.simulation(None)}
     group = UnitGroup(units=units, policies=policies)
     mixes = CompiledMixes((group,), baselines, baselines["none"], lambda _: None, job.sample, lambda _: None)
@@ -201,6 +203,33 @@ def test_units_that_cannot_be_checkpointed(monkeypatch: pytest.MonkeyPatch) -> N
     units, notes = _found(monkeypatch, job)
     assert units and all(unit.memory_budget == 0.5 for unit in units)
     assert notes[1] == "only memory budgets of the compiler's partitioner were tried: it cannot be compiled"
+
+
+class Partitioned(Compiled):
+    """Refuses decisions. Small memory budgets save more than their share, 2 GiB times the budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = lambda unit: unit.memory_budget is None
+
+    def simulation(self, plan: Plan | None, layers: int = LAYERS) -> Any:
+        """See `Compiled`."""
+        found = super().simulation(plan, layers)
+        for unit in plan.units if plan is not None else ():
+            if unit.fqn in found.costs:
+                share = unit.memory_budget or 0.0
+                found.costs[unit.fqn] = Cost(int((0.6 + share) * GIB), 11 - share)
+        peak = BASE + sum(cost.nbytes for cost in found.costs.values())
+        found.step_ms, found.peak_active_bytes = sum(cost.ms for cost in found.costs.values()), peak
+        found.peak_bytes = lambda _: peak
+        return found
+
+
+def test_memory_budgets_alone_are_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1 GiB left for a layer 0.5 and 0.6 are tried first, and save 1.1 and 1.2; then those that fit."""
+    job: Any = Partitioned()
+    units, _ = _found(monkeypatch, job, [k / 10 for k in range(1, 10)])
+    assert {unit.memory_budget for unit in units} == {0.3, 0.4}
 
 
 def test_units_that_can_do_neither(monkeypatch: pytest.MonkeyPatch) -> None:
