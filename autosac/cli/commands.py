@@ -42,8 +42,8 @@ from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
 from autosac.trace import Trace, is_capture
 
 _DRAWS = 8
-# New objects before Python looks for garbage among them, and how often it then also looks among older and among all.
-_COLLECTIONS = (1_000_000, 20, 1_000)
+# New objects before Python looks for garbage among them; among older ones it hardly ever looks.
+_COLLECTIONS = (1_000_000, 1_000, 1_000)
 
 
 def run(arguments: argparse.Namespace) -> None:

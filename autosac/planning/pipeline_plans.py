@@ -39,6 +39,8 @@ from autosac.quantities import format_ms
 _ROUNDS = 4
 # A step that is above its lower bound by less than this share is good enough.
 _CLOSE = 1e-3
+# The job's own checkpointing that may be a plan.
+_OWN = "full"
 
 
 def make_pipeline_plans(
@@ -235,24 +237,27 @@ class _Pipeline:
 
     def _faster(self, chosen: Sequence[Candidate]) -> Planned:
         """The plan of all stages, or the job's own checkpointing if the step is shorter under that."""
+        own_ms = self._own_ms()  # first: of executed steps the last one is kept, and told of
         step_ms = self._step_ms([self._captured(*pair) for pair in zip(self._stages, chosen, strict=True)])
-        own = self._own(step_ms)
+        own = self._own() if is_faster(own_ms, step_ms) else None
         if own is None:
             return self._joined(chosen)
-        more_ms = step_ms - self._step_ms(own)
-        return self._joined(own, f"the fastest plan for single modules takes {format_ms(more_ms)} longer")
+        return self._joined(own, f"the fastest plan for single modules takes {format_ms(step_ms - own_ms)} longer")
 
-    def _own(self, than_ms: float = math.inf) -> tuple[Candidate, ...] | None:
-        """The job's own checkpointing in all stages, if it fits, may be a plan, and is faster than a step of `than_ms`."""
-        name = "full"
-        if not all(name in stage.loop.baselines for stage in self._stages) or not self._fits(name):
+    def _own_ms(self) -> float:
+        """The step under the job's own checkpointing, if that fits in all stages; else infinite."""
+        if not all(_OWN in stage.loop.baselines for stage in self._stages) or not self._fits(_OWN):
+            return math.inf
+        return self._steps.step_ms([stage.loop.baselines[_OWN] for stage in self._stages])
+
+    def _own(self) -> tuple[Candidate, ...] | None:
+        """The job's own checkpointing in all stages, if it fits and may be a plan."""
+        if not math.isfinite(self._own_ms()):
             return None
-        simulations = [stage.loop.baselines[name] for stage in self._stages]
-        if not is_faster(self._steps.step_ms(simulations), than_ms):
-            return None
-        plans = [s.loop.planner.own(name, baseline) for s, baseline in zip(self._stages, simulations, strict=True)]
+        simulations = [stage.loop.baselines[_OWN] for stage in self._stages]
+        plans = [s.loop.planner.own(_OWN, baseline) for s, baseline in zip(self._stages, simulations, strict=True)]
         pairs = zip(plans, simulations, strict=True)
-        found = [Candidate(plan=plan, simulation=step, mirrors=name) for plan, step in pairs if plan is not None]
+        found = [Candidate(plan=plan, simulation=step, mirrors=_OWN) for plan, step in pairs if plan is not None]
         return tuple(found) if len(found) == len(plans) else None
 
     # ---- the plan ---------------------------------------------------------------------------------------------------
