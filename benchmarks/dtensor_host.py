@@ -71,9 +71,8 @@ class _Wrappers(TorchDispatchMode):
         if any(kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for kind in types):
             self.calls += 1
             return NotImplemented
-        name = str(func)
-        self.collectives += name.startswith("_c10d_functional.") and name.endswith(("tensor.default", "reduce.default"))
-        self.collectives -= "wait" in name
+        if func.namespace == "_c10d_functional" and not func.__name__.startswith(("wait", "_wrap")):
+            self.collectives += 1
         return func(*args, **(kwargs or {}))
 
 

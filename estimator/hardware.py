@@ -41,6 +41,9 @@ _HOST_COSTS = (
     "checkpoint_us",
     "selective_op_us",
     "saved_op_us",
+    "wrapper_us",
+    "wrapped_tensor_us",
+    "functional_collective_us",
 )
 
 
