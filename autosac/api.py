@@ -324,7 +324,6 @@ def compile_options(budget: str | int) -> dict[str, Any]:
 
     if isinstance(budget, Plan):
         raise UsageError("compile_options takes bytes; for a plan call autosac.apply(model, plan) before torch.compile")
-
     return {"custom_partitioner_fn": BudgetPartitioner(parse_bytes(budget))}
 
 

@@ -196,10 +196,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         places = {path.as_posix(), *(folder.as_posix() for folder in path.parents)}
         if places & set(CAPTURE) and not places & set(WITHOUT_CAPTURES):
             item.add_marker("capture")
-        if places & set(SLOW):
-            item.add_marker("slow")
-        if places & set(LONG):
-            item.add_marker("long")
+        for marker, files in (("slow", SLOW), ("long", LONG)):
+            if places & set(files):
+                item.add_marker(marker)
 
 
 def pytest_collection_finish() -> None:

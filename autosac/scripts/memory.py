@@ -89,7 +89,7 @@ class ScriptMemory:
     def _own(self, signature: int) -> tuple[bool, tuple[int, ...]]:
         """Whether an operator fetches a cuBLAS handle, and the sizes of its temporaries."""
         if signature >= len(self._operators):
-            index = self._recorder.signatures.index
+            index = self._recorder.signatures.distinct.index
             for described in islice(index, len(self._operators), len(index)):
                 blocks = tuple(self._workspaces.op_workspace_blocks(described))
                 self._operators.append((is_matmul(described.name), blocks))

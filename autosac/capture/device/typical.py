@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device.operators import mutates, per_operator
-from autosac.capture.device.shadows import shadow
+from autosac.capture.device.shadows import known_values, shadow
 
 aten = torch.ops.aten
 _SUM = 2  # of PyTorch's reductions
@@ -125,7 +125,7 @@ def _operand(x: Any) -> float | None:
         return found
     if x.numel() != 1:
         return None
-    known = shadow(x) if isinstance(x, FakeTensor) else x
+    known = known_values(x)
     if known is not None:
         with torch._C._DisableTorchDispatch():
             return float(known)
@@ -198,7 +198,7 @@ def _copied(args: Any, kwargs: Any, out: Any) -> float | None:
 def _cast(args: Any, kwargs: Any, out: Any) -> float | None:
     """Of whole numbers that are known (labels, one of which is 1) their mean."""
     found = typical(args[0])
-    known = shadow(args[0]) if found is None and isinstance(args[0], FakeTensor) else None
+    known = shadow(args[0]) if found is None else None
     if known is None or known.is_meta or not known.numel() or not out.dtype.is_floating_point:
         return found
     with torch._C._DisableTorchDispatch():
@@ -217,7 +217,7 @@ def _scattered(args: Any, kwargs: Any, out: Any) -> float | None:
 
 def _filled(tensor: Any) -> float | None:
     """The typical element, or the one value that all known elements have."""
-    known = shadow(tensor) if isinstance(tensor, FakeTensor) else None
+    known = shadow(tensor)
     if known is None:
         return typical(tensor)
     with torch._C._DisableTorchDispatch():

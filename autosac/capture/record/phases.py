@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
+from autosac.capture.record.distinct_values import DistinctValues
 from autosac.capture.record.log import EventLog
 from autosac.capture.record.sources import calling_line
 from autosac.integrations.operators.modules import clean_name, unwrapped
@@ -27,19 +28,6 @@ _is_grad_enabled = torch.is_grad_enabled
 ROOT = 0
 _RECOMPUTATION = -1  # in the stack of modules: where recomputation began
 _ENCLOSING = (Phase.SETUP, Phase.BACKWARD, Phase.RECOMPUTE)  # what they contain does not end them
-
-_T = TypeVar("_T")
-
-
-class DistinctValues(Generic[_T]):
-    """Distinct values in order of appearance."""
-
-    def __init__(self) -> None:
-        self.index: dict[_T, int] = {}
-
-    def add(self, value: _T) -> int:
-        """The index of `value`."""
-        return self.index.setdefault(value, len(self.index))
 
 
 class ModuleTable:

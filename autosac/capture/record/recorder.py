@@ -19,9 +19,10 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device.cache import CachedCall
 from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
+from autosac.capture.record.distinct_values import DistinctValues
 from autosac.capture.record.graphs import COMPILED, GraphRecords
 from autosac.capture.record.log import EventLog
-from autosac.capture.record.phases import DistinctValues, OperatorPlace, PhaseTracker
+from autosac.capture.record.phases import OperatorPlace, PhaseTracker
 from autosac.capture.record.signatures import SignatureTable, Work, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device.masks import COMPUTED, share_of
 from autosac.capture.device.operators import per_operator
+from autosac.capture.record.distinct_values import DistinctValues
 from autosac.errors import UsageError
 from autosac.trace import Scalar, Signature, TensorMeta
 
@@ -139,8 +140,7 @@ class SignatureTable:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self.index: dict[Signature, int] = {}
-        self._rows: list[Signature] = []
+        self.distinct: DistinctValues[Signature] = DistinctValues()
         self._wrapped: dict[tuple[int, int], int] = {}
 
     def add(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -155,27 +155,22 @@ class SignatureTable:
             is_random=is_random(func, arguments),
             mutates=self._mutated_positions(func, args, kwargs),
         )
-        return self._number(signature)
+        return self.distinct.add(signature)
 
     def add_kernel(self, name: str, tensors: list[torch.Tensor], written: Sequence[int] = (), work: Work = ()) -> int:
         """The index of a kernel that was launched without an operator; its `work` stands in the place of arguments."""
         metas = tuple(tensor_meta(t, self.target) for t in tensors)
         mutates = tuple(i for i in written if i < len(tensors))
         signature = Signature(name=name, inputs=metas, outputs=(), arguments=tuple(work), mutates=mutates)
-        return self._number(signature)
+        return self.distinct.add(signature)
 
     def wrapped(self, plain: int, wrappers: int) -> int:
         """The index of a signature that is like the one at `plain`, but for its wrappers."""
         known = self._wrapped.get((plain, wrappers))
         if known is None:
-            known = self._wrapped[plain, wrappers] = self._number(self._rows[plain]._replace(wrappers=wrappers))
+            signature = self.finished()[plain]
+            known = self._wrapped[plain, wrappers] = self.distinct.add(signature._replace(wrappers=wrappers))
         return known
-
-    def _number(self, signature: Signature) -> int:
-        number = self.index.setdefault(signature, len(self.index))
-        if number == len(self._rows):
-            self._rows.append(signature)
-        return number
 
     @staticmethod
     def _mutated_positions(func: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
@@ -197,4 +192,4 @@ class SignatureTable:
 
     def finished(self) -> tuple[Signature, ...]:
         """All signatures."""
-        return tuple(self._rows)
+        return tuple(self.distinct.index)
