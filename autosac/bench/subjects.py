@@ -40,7 +40,7 @@ class Subject(Protocol):
     def baselines(self) -> Mapping[str, Simulation]:
         """The step without checkpointing, and with full checkpointing of its blocks."""
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:
         """See `autosac.planning.closed_loop.PlanningCaptures`."""
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
@@ -130,9 +130,9 @@ class TitanSubject:
         """See `Subject`."""
         return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:
         """See `Subject`."""
-        self._captures.begin(plan)
+        self._captures.begin(plan, ahead=ahead)
 
     def begin_template(self, plan: Plan) -> None:
         """See `Subject`."""

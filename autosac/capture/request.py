@@ -61,6 +61,13 @@ class TitanRequest:
         if self.steps < 2:
             raise UsageError("at least two steps are needed: the first creates the optimizer's states and caches")
 
+    @property
+    def is_decisive(self) -> bool:
+        """Whether a plan is made with this capture or verified by it, or it is of the job as it is; others are shown beside
+        it.
+        """
+        return self.plan_file is not None or self.checkpointing in ("none", "job")
+
     def checkpointing_mode(self) -> str:
         """What the job's own checkpointing is replaced by: "job" for nothing, "none", "full", "selective-op" or
         "selective-<N>". UsageError for another one.

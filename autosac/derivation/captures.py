@@ -20,7 +20,7 @@ class CaptureSource(Protocol):
 
     def observed(self) -> Simulation: ...
     def baselines(self) -> Mapping[str, Simulation]: ...
-    def begin(self, plan: Plan) -> None: ...
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None: ...
     def under(self, plan: Plan) -> Simulation: ...
     def begin_template(self, plan: Plan) -> None: ...
     def template(self, plan: Plan) -> Simulation: ...
@@ -78,10 +78,12 @@ class Derivation:
         self._derived[id(simulation)] = simulation
         return simulation
 
-    def expect(self, plan: Plan) -> None:
-        """`confirm` will most likely be asked for this plan."""
+    def expect(self, plan: Plan, *, ahead: bool = False) -> None:
+        """`confirm` will most likely be asked for this plan. With `ahead` another one may still be found: it is captured if
+        that costs nobody anything.
+        """
         if self._deriver is not None and (plan.units, plan.settings) not in self._captured:
-            self._captures.begin(plan)
+            self._captures.begin(plan, ahead=ahead)
 
     def is_derived(self, simulation: Simulation) -> bool:
         """Whether this simulation is of a derived trace."""

@@ -40,17 +40,21 @@ def gatherings(steps: CapturedSteps) -> list[GatheredRows]:
 
 
 class Aligned:
-    """The un-checkpointed capture's skeleton beside that of a capture under a plan.
+    """The un-checkpointed capture's skeleton beside that of a capture under a plan, or under the job's own checkpointing.
 
     `hooks`: rows of the un-checkpointed one that the other has in a recomputation, with the module whose parameters are
     gathered, and the other's row. `pairs`: its other rows, each with the other's.
+
+    Under the job's own checkpointing nothing tells which rows of a recomputation gather: any may, in their order.
     """
 
     def __init__(self, base: Skeleton, other: Skeleton) -> None:
         self.hooks: dict[int, tuple[int, int]] = {}
         self.pairs: dict[int, int] = {}
         self._base, self._other = base, other
-        self._align_step(gatherings(other.steps))
+        blocks = other.steps.recomputations if other.steps.is_own else ()
+        inside = [GatheredRows(block.module, range(block.first, block.last)) for block in blocks]
+        self._align_step(inside or gatherings(other.steps))
         for i, (module, row) in list(self.hooks.items()):
             if type(base.steps.rows[i]) is Alloc:
                 for mine, theirs in zip(earlier_places(base.steps, i), earlier_places(other.steps, row), strict=True):
@@ -75,11 +79,14 @@ class Aligned:
             if j < total and key == other.keys[j]:
                 self.pairs[i] = at
                 j += 1
-            elif waiting and _work(base, i) == _work(other, waiting[0][1]):
+                continue
+            while other.steps.is_own and waiting and _work(base, i) != _work(other, waiting[0][1]):
+                waiting.popleft()  # an operator that runs again
+            if waiting and _work(base, i) == _work(other, waiting[0][1]):
                 self.hooks[i] = waiting.popleft()
             else:
                 raise NotDerivableError("other rows of the step depend on checkpointing")
-        if coming or waiting or j < total:
+        if j < total or ((coming or waiting) and not other.steps.is_own):
             raise NotDerivableError("a recomputation gathers other parameters than the backward")
 
 

@@ -32,6 +32,7 @@ from autosac.trace import (
 )
 
 DETACH = "aten.detach.default"
+_HALVE = "aten.floor_divide.default"
 NEVER = 1 << 60
 
 _T = TypeVar("_T")
@@ -84,6 +85,11 @@ class CapturedSteps:
             elif not depth and (kind is Op or kind is Collective) and row.phase is Phase.RECOMPUTE:
                 raise NotDerivableError("something else than a module is recomputed")
         return tuple(found)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the job checkpoints by itself: of units that a plan recomputes there are regions."""
+        return bool(self.recomputations) and not self.trace.regions
 
     @cached_property
     def detaches(self) -> frozenset[int]:
@@ -265,10 +271,19 @@ class Skeleton:
         if kind is Free:
             return True
         if kind is Op:
-            return row.signature in self.steps.detaches
+            return row.signature in self.steps.detaches or self._corrects(row.phase, row.signature)
         if kind is Alloc or kind is RecordStream:
-            return self.steps.trace.storages[row.storage].phase is Phase.RECOMPUTE
+            storage = self.steps.trace.storages[row.storage]
+            return storage.phase is Phase.RECOMPUTE or self._corrects(storage.phase, storage.op)
         return False
+
+    def _corrects(self, phase: Phase, operator: int | str) -> bool:
+        """Whether an operator, by its signature or name, halves how many tokens TorchTitan's experts got, as before the
+        optimizer's step under the job's own checkpointing: the recomputation has counted them once more.
+        """
+        if phase is not Phase.OPTIMIZER or not self.steps.is_own:
+            return False
+        return (operator if isinstance(operator, str) else self.steps.trace.signatures[operator].name) == _HALVE
 
     def key(self, i: int) -> tuple[object, ...]:
         """What has to agree in a row."""

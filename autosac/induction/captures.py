@@ -36,6 +36,7 @@ class Server(Protocol):
     """Who captures; see `autosac.capture.process.server.CaptureServer`."""
 
     def submit(self, request: TitanRequest) -> Future[Trace]: ...
+    def cancel(self, future: Future[Trace]) -> None: ...
 
 
 class Capturing:
@@ -65,6 +66,11 @@ class Capturing:
         family, rather than when `result` is asked for.
         """
         threading.Thread(target=self._try, daemon=True).start()
+
+    def cancel(self) -> None:
+        """End the captures of the cuts: nobody needs the trace any more."""
+        for future in self._futures:
+            self._server.cancel(future)
 
     def _try(self) -> None:
         with contextlib.suppress(Exception):  # whoever asks for the result gets the error

@@ -188,6 +188,9 @@ class TitanCaptures:
         self._failures: dict[str, str] = {}
         self._uncheckpointed: UncheckpointedStep | None = None
         self._written = 0  # plans, into the folder
+        self._ahead: tuple[tuple[Unit, ...], Settings] | None = (
+            None  # under this plan nobody has asked for the step yet
+        )
 
     def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
         """Captures of the same job that computes its loss in chunks; `folder` is for its plans."""
@@ -302,10 +305,23 @@ class TitanCaptures:
         """Nothing: baselines are TorchTitan's own."""
         return {}
 
-    def begin(self, plan: Plan) -> None:
-        """Begin to capture the step under a plan, unless that has begun."""
-        if (plan.units, plan.settings) not in self._under_plans:
-            self._under_plans[plan.units, plan.settings] = self._capturing(self._request(plan), agrees=None)
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:
+        """Begin to capture the step under a plan, unless that has begun. See `autosac.planning.closed_loop.PlanningCaptures`
+        for `ahead`.
+        """
+        key = plan.units, plan.settings
+        if self._ahead is not None and self._ahead != key:
+            self._cancel(self._under_plans.pop(self._ahead))
+        is_new = key not in self._under_plans and (not ahead or self._server.has_room())
+        if is_new:
+            self._under_plans[key] = self._capturing(self._request(plan), agrees=None)
+        self._ahead = key if ahead and (is_new or self._ahead == key) else None
+
+    def _cancel(self, capture: Capture) -> None:
+        if isinstance(capture, Capturing):
+            capture.cancel()
+        else:
+            self._server.cancel(capture)
 
     def begin_template(self, plan: Plan) -> None:
         """Begin to capture a template, unless that has begun; apart from the capture that confirms the same plan."""

@@ -87,8 +87,10 @@ class PlanningCaptures(Protocol):
     def traced(self) -> Mapping[str, TracedOperators]:
         """What is known, without a capture more, of what the compiler traces in units of a plan (`TraceInfo.traced`)."""
 
-    def begin(self, plan: Plan) -> None:
-        """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning."""
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:
+        """Begin to capture the step under a plan that may be asked for, where that can go on beside the planning. With `ahead`
+        only where a processor has nothing else to capture, and only until another plan is begun.
+        """
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """Begin to capture the step of the model's first so many layers under a plan, or that of all (None, and where they
@@ -290,7 +292,7 @@ def find_verified(
     while True:
         failure: InfeasibleError | None = None
         try:
-            found = search.run(goal)
+            found = search.run(goal, partial(derivation.expect, ahead=True) if goal.confirm else lambda _: None)
             if found is not None and goal.confirm:
                 derivation.expect(found.plan)
             search.compete(goal, baselines)  # waits for the baselines, which hardly ever change the answer

@@ -12,7 +12,7 @@ from autosac.choices import CURVES, SOLVERS
 from autosac.errors import UsageError
 from autosac.planning.baseline_plans import is_a_plan, mirrored
 from autosac.planning.build_problem import PlanningProblem, build_problem
-from autosac.planning.relaxations import relaxations
+from autosac.planning.relaxations import Relaxed, relaxations
 from autosac.planning.step_costs import AddedWork, StepCosts, UnitCost
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
@@ -298,7 +298,7 @@ class Planner:
         policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
         return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
 
-    def relaxations(self, plan: Plan) -> Iterator[list[Plan]]:
+    def relaxations(self, plan: Plan) -> Iterator[list[Relaxed]]:
         """Sequences of plans that recompute less and less in single modules."""
         return relaxations(self.policies, plan)
 

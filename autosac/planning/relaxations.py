@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
 
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Plan, Unit
@@ -17,15 +19,26 @@ from autosac.plans import Plan, Unit
 _ADDED = ", then less in single modules"  # to what a plan says of its method
 
 
-def relaxations(policies: UnitPolicies, plan: Plan) -> Iterator[list[Plan]]:
+class Relaxed(NamedTuple):
+    """A plan whose units keep `more_bytes` more, in all, than those of the plan that it comes from. A unit that is not
+    checkpointed counts as one that keeps everything.
+    """
+
+    plan: Plan
+    more_bytes: int
+
+
+def relaxations(policies: UnitPolicies, plan: Plan) -> Iterator[list[Relaxed]]:
     """Sequences of plans, each of which recomputes less than the one before it and than `plan`."""
     known = {unit.name: unit for unit in policies.units}
-    names = [unit.fqn for unit in plan.units if unit.recompute_ms > 0]
+    kept_bytes = {unit.fqn: unit.kept_bytes for unit in plan.units if unit.recompute_ms > 0}
+    names = list(kept_bytes)
     keeping: Mapping[str, Unit] = {name: known[name].keeping(known[name].problem().free()) for name in names}
     for order in (names, names[::-1]):
         for instead in ({}, keeping):
-            found = [_changed(plan, order[:count], instead) for count in range(1, len(order) + 1)]
-            yield [changed for changed in found if changed.units]
+            more_bytes = accumulate(keeping[name].kept_bytes - kept_bytes[name] for name in order)
+            found = [Relaxed(_changed(plan, order[: i + 1], instead), more) for i, more in enumerate(more_bytes)]
+            yield [relaxed for relaxed in found if relaxed.plan.units]
 
 
 def _changed(plan: Plan, names: Sequence[str], instead: Mapping[str, Unit]) -> Plan:

@@ -28,6 +28,8 @@ from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.idle_notes import idle_notes
 from autosac.planning.local_search import LocalSearch
 from autosac.planning.planner import ADDITIVE, Costs, Goal, Planner, plan_of
+from autosac.planning.relaxations import Relaxed
+from autosac.plans import Plan
 from autosac.quantities import format_bytes, format_enough_bytes, format_ms
 from autosac.simulation import Simulation
 from autosac.trace import TracedOperators
@@ -89,8 +91,10 @@ class Search:
         """Every plan that was verified."""
         return self._candidates.verified
 
-    def run(self, goal: Goal) -> Candidate | None:
-        """The fastest verified plan that fits; None if there is none."""
+    def run(self, goal: Goal, ahead: Callable[[Plan], object] = lambda _: None) -> Candidate | None:
+        """The fastest verified plan that fits; None if there is none. `ahead` gets what it may well be, if nothing better is
+        found.
+        """
         if self._mixes is not None:
             self._mixes.find(goal, self._candidates)
             if not self._mixes.has_budgets:
@@ -121,11 +125,9 @@ class Search:
             before, best = best, self._fastest(goal) or best
             if best.simulation.step_ms > _SHORTER * before.simulation.step_ms:
                 break
-        if goal.budget_kind == "reserved":
-            self._level(goal, best)
-        self._spend(goal)
-        self._relax(goal)
-        self._climb(goal)
+        for improve in (self._level, self._spend, self._relax, self._climb):
+            ahead((self._fastest(goal) or best).plan)
+            improve(goal)
         return self._fastest(goal)
 
     def _leave_to_compiler(self, goal: Goal, none: Simulation) -> None:
@@ -175,15 +177,16 @@ class Search:
                 if candidate is not None and candidate.fits(goal) and candidate.uses(goal):
                     return
 
-    def _level(self, goal: Goal, best: Candidate) -> None:
+    def _level(self, goal: Goal) -> None:
         """Try plans in which equal units keep nearly the same.
 
         At the most they save what the best plan's allocator reserves beyond its active peak and the un-checkpointed step's
         does not. They are verified while what they recompute for that is less than what the best plan recomputes.
         """
-        spare_bytes = _reserved_beyond_active(best.simulation) - _reserved_beyond_active(self._planner.base)
-        if best.solution is None:
+        best = self._fastest(goal)
+        if goal.budget_kind != "reserved" or best is None or best.solution is None:
             return
+        spare_bytes = _reserved_beyond_active(best.simulation) - _reserved_beyond_active(self._planner.base)
         worth_ms = best.solution.budgets.shadow_ms_per_gib * spare_bytes / 2**30
         if worth_ms < (1 - _SHORTER) * best.simulation.step_ms:
             return
@@ -232,15 +235,14 @@ class Search:
                 return
             if best.simulation.step_ms - self._planner.base.step_ms < _WORTH_RELAXING * best.simulation.step_ms:
                 return
+            left_bytes = goal.budget_bytes - best.simulation.peak_bytes(goal.budget_kind)
             for plans in self._planner.relaxations(best.plan):
-                fitting, exceeding = 0, len(plans) + 1
-                while exceeding - fitting > 1:
-                    count = (fitting + exceeding) // 2
-                    self._progress(f"recomputing less in {count} of {len(plans)} modules")
-                    if self._candidates.verify(plans[count - 1], costs=best.costs).fits(goal):
-                        fitting = count
-                    else:
-                        exceeding = count
+
+                def fits(i: int, plans: Sequence[Relaxed] = plans, costs: Costs | None = best.costs) -> bool:
+                    self._progress(f"recomputing less in {i + 1} of {len(plans)} modules")
+                    return self._candidates.verify(plans[i].plan, costs=costs).fits(goal)
+
+                find_border(fits, max(0, sum(p.more_bytes <= left_bytes for p in plans) - 1), len(plans))
             if self._fastest(goal) is best:
                 return
 

@@ -62,7 +62,7 @@ class StepCaptures(ABC):
         full = self.baselines().get("full")
         return {} if full is None else full.trace.info.traced
 
-    def begin(self, plan: Plan) -> None:  # noqa: B027 # nothing to do is a complete answer
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:  # noqa: B027 # nothing to do is a complete answer
         """Nothing: one step is captured at a time."""
 
     def begin_template(self, plan: Plan) -> None:

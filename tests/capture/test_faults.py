@@ -15,6 +15,7 @@ import pytest
 
 from autosac.capture.process import server as module
 from autosac.capture.process.server import CaptureServer
+from autosac.capture.processors import available_processors
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.induction import capturing
@@ -190,6 +191,26 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_capture_that_nobody_needs_ends(job: str) -> None:
+    """One that runs and one that waits for it fail in one line and leave no process; what is asked for next is captured."""
+    with CaptureServer() as server:
+        assert server.capture(TitanRequest(config_file=job, checkpointing="full")).events
+        process = server.process_id()
+        assert process is not None and server.has_room() == (available_processors() > 1)
+        futures = [server.submit(TitanRequest(config_file=job, steps=200 + i)) for i in range(4)]
+        assert not server.has_room()
+        while not children(process):
+            time.sleep(0.01)
+        for future in futures:
+            server.cancel(future)
+            assert str(future.exception()) == "the capture is not needed any more"
+        server.cancel(futures[0])  # it is over
+        assert server.capture(TitanRequest(config_file=job)).events
+        assert server.take_lost() is None
+        while children(process):
+            time.sleep(0.01)
 
 
 def test_code_beside_the_job(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:

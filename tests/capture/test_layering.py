@@ -71,6 +71,20 @@ def test_two_cuts_are_worthwhile_for_fewer_layers() -> None:
     assert [Layering(count, 1, 1).is_worthwhile(cuts=2, first=1) for count in (21, 22)] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("layering", "cuts", "processors", "worthwhile"),
+    [
+        (Layering(27, 1, 1), 3, 2, True),  # 7 layers (9.7) beside 6 and 5 (16.3) of 20.25
+        (Layering(24, 0, 2), 3, 2, False),  # 12 layers (14.7) beside 10 and 8 (23.3) of 18
+        (Layering(24, 0, 2), 2, 2, True),  # 10 layers (12.7) beside 8 (10.7)
+        (Layering(24, 0, 2), 3, 3, False),  # 12, 10 and 8 layers and 8, which is more work than 24 and 8 / 3
+    ],
+)
+def test_cuts_are_captured_beside_each_other(layering: Layering, cuts: int, processors: int, worthwhile: bool) -> None:
+    """On several processors less time is enough, if the work is no more than that of all layers; 8 / 3 layers each more."""
+    assert layering.is_worthwhile(cuts=cuts, first=1, processors=processors) is worthwhile
+
+
 def test_layers_are_looked_at_once_for_all_captures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a job under any checkpointing; another job's are looked at again, and those of a file that has changed."""
     monkeypatch.setattr(layers, "_known", {})

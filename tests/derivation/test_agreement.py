@@ -14,6 +14,7 @@ from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.plans import Plan
 from autosac.simulation import Target, simulation_of
 from autosac.trace import Event, Free, Op, Phase, Trace
+from traces import TraceBuilder
 
 STORED = Path(__file__).parents[1] / "golden"
 
@@ -97,3 +98,42 @@ def test_no_step_is_derived_from_a_template_of_another(observed: Trace, plan: Pl
     changed = (*events[:i], *((events[i], events[i]) if change == "twice" else ()), *events[i + 1 :])
     with pytest.raises(NotDerivableError, match="depend on checkpointing"):
         derived(observed, changed, plan)
+
+
+def step(checkpointed: bool, gathers: str = "gather", halves: str = "aten.floor_divide.default") -> Trace:
+    """A block whose parameters FSDP gathers before its backward, or in the recomputation of the job's own checkpointing, which
+    runs the block's product again and corrects a count before the optimizer's step.
+    """
+    made = TraceBuilder()
+
+    def operators(phase: Phase, module: str, *names: str) -> None:
+        made.phase, made.module = phase, module
+        if phase is not Phase.OPTIMIZER and not made.in_prologue:
+            made.enter(module)
+        for name in names:
+            storage = made.alloc(512, op=name)
+            if not made.in_prologue:
+                made.op(name, outputs=(storage,))
+            made.free(storage)
+        if phase is not Phase.OPTIMIZER and not made.in_prologue:
+            made.leave(module)
+
+    for number in range(2):
+        made.in_prologue = number == 0
+        if made.in_prologue:
+            made.step(number)
+        operators(Phase.FORWARD, "layers.0", "aten.mm.default")
+        if checkpointed:
+            operators(Phase.RECOMPUTE, "layers.0", "aten.mm.default", gathers)
+        operators(Phase.BACKWARD, "layers.0", *(() if checkpointed else (gathers,)), "aten.mul.default")
+        operators(Phase.OPTIMIZER, "", *((halves,) if checkpointed else ()), "aten.add.default")
+    trace = made.build()
+    return replace(trace, sources=("model.py",) * len(trace.sources))  # storages are known by their lines, too
+
+
+def test_own_checkpointing_gathers_in_its_recomputation() -> None:
+    """What the plain step gathers in the backward is looked for there, and what corrects a count is none of the step's."""
+    assert UncheckpointedStep(step(False)).is_in(step(True))
+    assert not UncheckpointedStep(step(False)).is_in(step(True, gathers="other"))
+    assert not UncheckpointedStep(step(False)).is_in(step(True, halves="aten.div.Tensor"))
+    assert not UncheckpointedStep(step(True)).is_in(step(False))

@@ -220,7 +220,7 @@ class Counted:
     def __init__(self, captures: Any) -> None:
         self._captures = captures
         self.plans: list[Plan] = []
-        self.begun: list[Plan] = []
+        self.begun: list[tuple[Plan, bool]] = []
         self.change: Any = None
 
     def observed(self) -> Any:
@@ -231,9 +231,9 @@ class Counted:
         """Without full checkpointing, so that templates have to be asked for."""
         return {"none": self._captures.observed()}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:
         """Note it."""
-        self.begun.append(plan)
+        self.begun.append((plan, ahead))
 
     def under(self, plan: Plan) -> Any:
         """The step under a plan."""
@@ -284,8 +284,9 @@ def test_only_a_capture_that_will_be_needed_is_begun(eager: Any) -> None:
     derived, captured = eager.random(4), keeping(eager, "ffn", ("aten.relu_.default",))
     for plan in (derived, captured):
         derivation.under(plan)
+        derivation.expect(plan, ahead=True)
         derivation.expect(plan)
-    assert captures.begun == [derived]
+    assert captures.begun == [(derived, True), (derived, False)]
 
 
 def test_a_wrong_derivation_is_noticed(eager: Any) -> None:

@@ -32,7 +32,7 @@ class Begun:
     def baselines(self) -> Mapping[str, Simulation]:
         return {}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:
         self.plans.append(plan)
 
     def begin_template(self, plan: Plan) -> None:

@@ -216,7 +216,7 @@ class Job:
         """None."""
         return {}
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, *, ahead: bool = False) -> None:
         """Nothing goes on beside the planning."""
 
     def sample(self, plan: Plan, _: int | None) -> Callable[[], Simulation]:

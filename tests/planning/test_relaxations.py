@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from autosac.planning.relaxations import relaxations
+from autosac.planning.relaxations import Relaxed, relaxations
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Plan, Reasons, Unit
 from plans import MADE_FOR
@@ -18,7 +18,7 @@ def unit(name: str, kept_bytes: int) -> Unit:
     )
 
 
-def sequences(kept: dict[str, int], reasons: tuple[Reasons, ...] = ()) -> list[list[Plan]]:
+def relaxed(kept: dict[str, int], reasons: tuple[Reasons, ...] = ()) -> list[list[Relaxed]]:
     """Those of a plan whose units keep so much, where each may keep two items of a byte."""
 
     def policy(name: str) -> Any:
@@ -28,6 +28,11 @@ def sequences(kept: dict[str, int], reasons: tuple[Reasons, ...] = ()) -> list[l
     policies = cast(UnitPolicies, SimpleNamespace(units=[policy(name) for name in kept]))
     plan = Plan(made_for=MADE_FOR, units=tuple(unit(*one) for one in kept.items()), reasons=reasons)
     return list(relaxations(policies, plan))
+
+
+def sequences(kept: dict[str, int], reasons: tuple[Reasons, ...] = ()) -> list[list[Plan]]:
+    """The plans of `relaxed`."""
+    return [[one.plan for one in found] for found in relaxed(kept, reasons)]
 
 
 def test_units_are_left_out_or_keep_everything_from_either_end() -> None:
@@ -43,6 +48,16 @@ def test_units_are_left_out_or_keep_everything_from_either_end() -> None:
     ]
     assert sequences({"a": 2}) == [[], [], [], []]
     assert [len(plans) for plans in sequences({"a": 0})] == [0, 1, 0, 1]
+
+
+def test_what_is_left_out_counts_as_what_keeps_everything() -> None:
+    """Of two items of a byte each, a keeps none and c one: 2 bytes more, then 3; from the other end 1, then 3."""
+    assert [[one.more_bytes for one in found] for found in relaxed({"a": 0, "c": 1, "b": 2})] == [
+        [2, 3],
+        [2, 3],
+        [1, 3],
+        [1, 3],
+    ]
 
 
 def test_the_reasons_tell_that_units_recompute_less() -> None:

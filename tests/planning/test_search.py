@@ -12,6 +12,7 @@ import pytest
 from autosac.errors import InfeasibleError
 from autosac.planning.candidates import Candidate
 from autosac.planning.planner import Goal
+from autosac.planning.relaxations import Relaxed
 from autosac.planning.search import Search
 from autosac.plans import Plan, Settings, Unit
 from plans import MADE_FOR
@@ -78,7 +79,7 @@ class Fake:
     def smallest(self) -> Plan:
         return self.plan(self.least)
 
-    def relaxations(self, _: Plan) -> Iterator[list[Plan]]:
+    def relaxations(self, _: Plan) -> Iterator[list[Relaxed]]:
         return iter(())
 
     def costs(self) -> None:
@@ -141,11 +142,11 @@ class Holes(Fake):
         super().__init__(lambda x: x + 30 * (40 < x < 100), "reserved")
         self.budget = budget
 
-    def relaxations(self, plan: Plan) -> Iterator[list[Plan]]:
+    def relaxations(self, plan: Plan) -> Iterator[list[Relaxed]]:
         self.asked += 1
         start = self.inner_of(plan)
         for most in (5, 25):
-            yield [self.relaxed(start + count, exceeds=count > most) for count in range(1, 31)]
+            yield [Relaxed(self.relaxed(start + count, exceeds=count > most), count * GIB) for count in range(1, 31)]
 
     def inner_of(self, plan: Plan) -> float:
         return plan.units[0].kept_bytes / GIB
@@ -169,6 +170,31 @@ def test_units_recompute_less_where_holes_leave_much_of_the_budget() -> None:
     found = search(fake, 60.0)
     assert found.inner > 64 and found.peak_bytes("reserved") == 60 * GIB
     assert fake.asked == 1
+
+
+@pytest.mark.parametrize(("most", "tried"), [(3, [3, 4]), (5, [3, 4, 6, 5]), (0, [3, 2, 1])])
+def test_relaxing_begins_with_what_fits_by_its_bytes(most: int, tried: list[int]) -> None:
+    """By its bytes there is room for three modules of 30; the border is looked for from there, in growing strides."""
+    simulated: list[int] = []
+
+    class Rooms(Holes):
+        def relaxations(self, plan: Plan) -> Iterator[list[Relaxed]]:
+            if not simulated:
+                left_gib = self.budget - self.peak(self.inner_of(plan))
+                yield [Relaxed(self.of(count), int((count - 0.5) * left_gib / 3 * GIB)) for count in range(1, 31)]
+
+        def of(self, count: int) -> Plan:
+            unit = self.relaxed(40 + count / 100, exceeds=count > most).units[0]
+            return Plan(made_for=MADE_FOR, units=(replace(unit, recompute_ms=float(count)),))
+
+        def under(self, plan: Plan) -> Any:
+            if plan.units[0].fqn in ("exceeds", "relaxed"):
+                simulated.append(int(plan.units[0].recompute_ms))
+            return super().under(plan)
+
+    fake = Rooms()
+    Search(fake, fake, lambda _: None).run(Goal(budget_bytes=60 * GIB, budget_kind="reserved"))  # type: ignore[arg-type]
+    assert simulated == tried
 
 
 @pytest.mark.parametrize("why", ["captured", "worth nothing"])

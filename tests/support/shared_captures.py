@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from autosac.errors import CaptureLostError
 from autosac.simulation import Target
 from autosac.target import TargetGPU
 from autosac.titan.settings import asks_to_compile
+from autosac.trace import Trace
 
 USUAL = Target.of("h100-sxm-80gb", 1).gpu
 _MOST = 4  # processes at a time: each holds a third of a GB
@@ -61,6 +63,15 @@ class Pool:
     def _done(self, key: Any, error: BaseException | None) -> None:
         if str(error).startswith("the capture process") and key in self._servers:
             self._servers[object()] = self._servers.pop(key)  # ends with the others
+
+    def cancel(self, future: Future[Trace]) -> None:
+        """See `CaptureServer.cancel`: the process that captures it does so, for the others it is none of theirs."""
+        for server in self._servers.values():
+            server.cancel(future)
+
+    def has_room(self) -> bool:
+        """Whether none of them captures anything, and a processor is free for it."""
+        return all(server.has_room() for server in self._servers.values())
 
     def close(self) -> None:
         """End them all."""
@@ -120,6 +131,14 @@ class SharedServer(CaptureServer):
         future = self._pool.submit(request, self._options, cache, self._listener)
         future.add_done_callback(lambda done: self._note(done.exception()))
         return future
+
+    def cancel(self, future: Future[Trace]) -> None:
+        """See `CaptureServer.cancel`."""
+        self._pool.cancel(future)
+
+    def has_room(self) -> bool:
+        """See `CaptureServer.has_room`."""
+        return self._pool.has_room()
 
     def _note(self, error: BaseException | None) -> None:
         if isinstance(error, CaptureLostError):

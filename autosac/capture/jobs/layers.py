@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from autosac.capture.jobs.adapter import Attributes, TitanAdapter
+from autosac.capture.processors import available_processors
 from autosac.capture.request import TitanRequest
 from autosac.errors import TooFewLayersError
 from autosac.plans import Plan
@@ -35,7 +36,8 @@ from autosac.plans.layers import doings
 from autosac.titan.settings import compiles_model
 from autosac.trace import Cut
 
-# The layers of the cuts, and what their processes cost besides (as layers, each), must be this part of all.
+# The layers of the cuts, and what their processes cost besides (as layers, each), must be this part of all, as far as they
+# are captured one after the other.
 _WORTHWHILE = 0.75
 _FIXED_COST_LAYERS = 8 / 3
 _COMPILING_COST_LAYERS = 40.0  # to compile a layer takes as long as to run forty of them
@@ -55,10 +57,15 @@ class Layering(NamedTuple):
         least = self.leading + 3 * self.period
         return least + (self.layers - least) % self.period + index * self.period
 
-    def is_worthwhile(self, *, compiled: bool = False, cuts: int = 3, first: int = 0) -> bool:
-        """Whether so many cuts, from the `first` on, cost clearly less than the whole."""
+    def is_worthwhile(self, *, compiled: bool = False, cuts: int = 3, first: int = 0, processors: int = 1) -> bool:
+        """Whether so many cuts, from the `first` on, take clearly less time than the whole, on so many processors that have
+        nothing else to do, and no more work.
+        """
         fixed = _COMPILING_COST_LAYERS if compiled else _FIXED_COST_LAYERS
-        return sum(self.cut(first + i) + fixed for i in range(cuts)) <= _WORTHWHILE * self.layers
+        loads = [0.0] * processors
+        for i in reversed(range(cuts)):  # the largest first
+            loads[loads.index(min(loads))] += self.cut(first + i) + fixed
+        return sum(loads) <= self.layers + fixed and max(loads) <= _WORTHWHILE * self.layers
 
 
 def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[Any, Cut | None]:
@@ -73,9 +80,11 @@ def cut_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> tuple[A
     found = layering_of(adapter, config, request)
     first = int(_divides_experts(config.parallelism))
     compiled = compiles_model(adapter.settings(config))
+    alone = request.is_decisive and int(config.parallelism.pipeline_parallel_degree) == 1  # else others run beside
+    processors = available_processors() if alone else 1
     # Alone, a small cut is always worthwhile.
     worthwhile = found is not None and (
-        request.cut < 0 or found.is_worthwhile(compiled=compiled, cuts=request.cuts, first=first)
+        request.cut < 0 or found.is_worthwhile(compiled=compiled, cuts=request.cuts, first=first, processors=processors)
     )
     index = request.cut + (request.cut >= 0) * (first + _is_short_stage(config.parallelism, request))
     if found is None or not worthwhile or found.cut(index) >= found.layers:

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 from autosac import errors
 from autosac.capture.failures import how_it_ended, one_line
 from autosac.capture.process.store import default_store, fingerprint, request_fingerprint, surroundings
+from autosac.capture.processors import available_processors
 from autosac.capture.request import TitanRequest
 from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
@@ -211,6 +212,20 @@ class CaptureServer:
         else:
             self._fail(future, errors.CaptureLostError(end))
         return future
+
+    def cancel(self, future: Future[Trace]) -> None:
+        """End a capture that nobody needs any more: the future's exception is a CaptureError. Nothing if it is over."""
+        with self._lock:
+            identity = next((i for i, entry in self._waiting.items() if entry.future is future), None)
+            entry = None if identity is None else self._waiting.pop(identity)
+        if entry is not None:
+            self._send({"cancel": identity})
+            entry.future.set_exception(errors.CaptureError("the capture is not needed any more"))
+
+    def has_room(self) -> bool:
+        """Whether nothing is being captured and a processor is free for it, beside this process's own."""
+        with self._lock:
+            return not self._waiting and available_processors() > 1
 
     def _fail(self, future: CaptureFuture, error: BaseException) -> None:
         if isinstance(error, errors.CaptureLostError):

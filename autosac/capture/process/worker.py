@@ -1,13 +1,14 @@
 """The capture process: imports PyTorch and TorchTitan once, then forks one child per capture, as many at once as there are
 processors and memory for.
 
-It reads one JSON request per line from its standard input and writes one JSON answer per line to a file descriptor:
+It reads one JSON request per line from its standard input, or ``{"cancel"}`` with the id of one, and writes one JSON answer
+per line to a file descriptor:
 ``{"id", "progress"}`` while it works, perhaps ``{"id", "early"}`` with what the captures of other pipeline stages need, then
 ``{"id", "done"}`` or ``{"id", "error", "kind"}``; for an answer that is too long for one line, ``{"file"}`` with the name of
 the file that holds it. A child saves its trace under the name in the request.
 
-What a plan is made with or verified by goes first (`is_decisive`): captures that it is only shown beside begin after these,
-run at a lower priority, and leave them their processors.
+What a plan is made with or verified by goes first (`TitanRequest.is_decisive`): captures that it is only shown beside begin
+after these, run at a lower priority, and leave them their processors.
 
 The process ends with its input, and as soon as the process that started it ends (`lifeline`); its children end with it.
 """
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from autosac.capture import lifeline
 from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.patches import imports
+from autosac.capture.processors import available_processors
 from autosac.capture.request import TitanRequest
 from autosac.titan.settings import asks_to_compile, compiles_model
 
@@ -59,8 +61,7 @@ class Worker:
         self.shares = False  # functions that modules compile are still to be compiled for all captures
         self.shared: TitanRequest | None = None  # the one that they were compiled for
         self.read: set[tuple[object, ...]] = set()  # jobs and their checkpointing (see `read_ahead`)
-        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-        self.processors = len(affinity(0)) if affinity else os.cpu_count() or 1
+        self.processors = available_processors()
 
     def serve(self) -> None:
         """Answer requests until the input ends; then end the captures that are under way."""
@@ -74,10 +75,13 @@ class Worker:
                 *lines, buffer = (buffer + chunk).split(b"\n")
                 for line in lines:
                     message = json.loads(line)
+                    if "cancel" in message:
+                        self.cancel(message["cancel"])
+                        continue
                     request = TitanRequest.from_json(message["request"])
                     if not preloaded:
                         preloaded = self.attempt(message["id"], functools.partial(self.preload, request))
-                    self.decides = self.decides or is_decisive(request)
+                    self.decides = self.decides or request.is_decisive
                     if preloaded:
                         self.pending.append((message, request))
             self.reap()
@@ -97,18 +101,25 @@ class Worker:
         """
 
         def order(request: TitanRequest) -> tuple[bool, bool]:
-            return (self.compiles and not self.always and not request.observe, not is_decisive(request))
+            return (self.compiles and not self.always and not request.observe, not request.is_decisive)
 
         return min(range(len(self.pending)), key=lambda i: (*order(self.pending[i][1]), i))
 
     def has_room(self, request: TitanRequest) -> bool:
         """Whether this capture may run beside those that do: a decisive one does not mind those that are none."""
-        others = self.children.keys() - self.beside if is_decisive(request) else self.children.keys()
+        others = self.children.keys() - self.beside if request.is_decisive else self.children.keys()
         return not self.children or (len(others) < self.processors and available_bytes() > _SPARE_BYTES)
 
     def to_share_with(self) -> TitanRequest | None:
         """A capture that waits, to compile for; the larger cuts of a job are hardly any, where it is not worth cutting."""
         return next((request for _, request in self.pending if not request.cut), None) if self.children else None
+
+    def cancel(self, identity: int) -> None:
+        """Nobody waits for this capture any more; what is answered for it nobody reads."""
+        self.pending = [(message, request) for message, request in self.pending if message["id"] != identity]
+        for child, captured in self.children.items():
+            if captured == identity:
+                os.kill(child, signal.SIGKILL)
 
     def share(self, request: TitanRequest) -> None:
         """See `share_functions`. Once, beside the first capture."""
@@ -160,12 +171,12 @@ class Worker:
         if child:
             self.children[child] = identity
             self.asked[child] = (message, request)
-            if not is_decisive(request):
+            if not request.is_decisive:
                 self.beside.add(child)
             return
         try:
             lifeline.end_with(parent)
-            if self.decides and not is_decisive(request):
+            if self.decides and not request.is_decisive:
                 os.nice(_COURTESY)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # requests are the parent's alone
             if self.attempt(identity, lambda: self.capture(identity, request, message["trace"])):
@@ -241,11 +252,6 @@ class Worker:
                 file.write(line)
             line = json.dumps({"file": name}).encode() + b"\n"
         os.write(self.answers, line)
-
-
-def is_decisive(request: TitanRequest) -> bool:
-    """Whether a plan is made with this capture or verified by it, or it is of the job as it is; others are shown beside it."""
-    return request.plan_file is not None or request.checkpointing in ("none", "job")
 
 
 def is_of_one_job(request: TitanRequest, other: TitanRequest) -> bool:
