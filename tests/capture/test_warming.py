@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ import torch
 from autosac.capture.compiler.inherited import FirstRun, called, compiling
 from autosac.capture.jobs import warming
 from autosac.capture.jobs.adapter import TitanAdapter
+from autosac.capture.process import worker
 from autosac.capture.process.worker import Worker
 from autosac.capture.request import TitanRequest
 from autosac.titan.version import has_python_jobs
@@ -180,14 +181,16 @@ def test_layers_run_alone_as_in_the_job(changed: dict[str, int], compiled: bool,
     assert warming.runs_alone(adapter, SimpleNamespace(parallelism=parallelism), request) is expected
 
 
-def test_a_process_compiles_for_others_beside_the_first_capture() -> None:
-    """Not before that runs, and not for larger cuts of the same job."""
+def test_a_process_compiles_for_its_captures_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and only if modules call functions that are compiled."""
+    done: list[object] = []
+    monkeypatch.setattr(worker, "share_functions", done.append)
+    monkeypatch.setattr(Worker, "read_ahead", lambda _, request: done.append(request.cut))
+    monkeypatch.setattr(worker.os, "fork", lambda: 17)
     server = Worker(-1, "")
-    cuts: list[tuple[dict[str, Any], TitanRequest]] = [({}, TitanRequest(config_file=None, cut=cut)) for cut in (1, 2)]
-    plain = TitanRequest(config_file=None, checkpointing="full", cut=0)
-    server.pending = [*cuts, ({}, plain)]
-    assert server.to_share_with() is None
-    server.children = {17: 0}
-    assert server.to_share_with() is plain
-    server.pending = cuts
-    assert server.to_share_with() is None
+    first, second = (TitanRequest(config_file=None, cut=cut) for cut in range(2))
+    server.start({"id": 0}, second)
+    server.shares = True
+    server.start({"id": 1}, first)
+    server.start({"id": 2}, second)
+    assert done == [1, first, 0, 1] and server.shared is first

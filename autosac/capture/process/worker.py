@@ -89,8 +89,6 @@ class Worker:
                 self.start(*self.pending.pop(place))
                 if self.compiles and self.pending:
                     self.prepare(self.pending[0][1])  # beside the first capture
-            if self.shares and (waiting := self.to_share_with()) is not None:
-                self.share(waiting)
         for child in self.children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -110,10 +108,6 @@ class Worker:
         others = self.children.keys() - self.beside if request.is_decisive else self.children.keys()
         return not self.children or (len(others) < self.processors and available_bytes() > _SPARE_BYTES)
 
-    def to_share_with(self) -> TitanRequest | None:
-        """A capture that waits, to compile for; the larger cuts of a job are hardly any, where it is not worth cutting."""
-        return next((request for _, request in self.pending if not request.cut), None) if self.children else None
-
     def cancel(self, identity: int) -> None:
         """Nobody waits for this capture any more; what is answered for it nobody reads."""
         self.pending = [(message, request) for message, request in self.pending if message["id"] != identity]
@@ -122,7 +116,7 @@ class Worker:
                 os.kill(child, signal.SIGKILL)
 
     def share(self, request: TitanRequest) -> None:
-        """See `share_functions`. Once, beside the first capture."""
+        """See `share_functions`. Once, before the first capture: others that run at once would compile the same."""
         self.shares = False
         self.shared = request
         share_functions(request)
@@ -142,7 +136,7 @@ class Worker:
         self.compiles, self.always = preload(request)
         if self.compiles:
             share_programs(*self.programs)
-        self.shares = self.always and self.processors > 1
+        self.shares = self.always
 
     def prepare(self, request: TitanRequest) -> None:
         """See `prepare_compiler`. Once."""
@@ -160,6 +154,8 @@ class Worker:
         """Fork a child that captures and exits."""
         if self.compiles and (self.always or not request.observe):
             self.prepare(request)
+        if self.shares:
+            self.share(request)
         self.read_ahead(request)
         identity, parent, code = message["id"], os.getpid(), 1
         try:
