@@ -41,6 +41,7 @@ _ROUNDS = 4
 _CLOSE = 1e-3
 # The job's own checkpointing that may be a plan.
 _OWN = "full"
+_NONE = "none"
 
 
 def make_pipeline_plans(
@@ -197,22 +198,22 @@ class _Pipeline:
 
     def _compete(self, chosen: Sequence[Candidate]) -> bool:
         """Let the baselines compete, as plans, that fit and may make the step of all stages shorter; whether there are any.
-        Waits for the baselines.
+        Waits for the baselines, and does meanwhile what is to be done with those that are there.
         """
         before = sum(len(stage.pool) for stage in self._stages)
         ranks = [candidate.simulation.trace.info.rank for candidate in chosen]
-        for stage in self._stages:
-            for simulation in stage.loop.baselines.values():
-                simulation.work_ahead()
+        self._step_of_all(_NONE)
         for stage, candidate in zip(self._stages, chosen, strict=True):
-            if not candidate.plan.units:
-                continue  # nothing is recomputed
             for name, baseline in stage.loop.baselines.items():
-                if baseline.peak_bytes(self._goal.budget_kind) <= self._goal.budget_bytes and not is_dominated(
-                    baseline, [c.simulation for c in stage.pool], ranks
+                baseline.work_ahead()
+                if (
+                    candidate.plan.units  # else nothing is recomputed
+                    and baseline.peak_bytes(self._goal.budget_kind) <= self._goal.budget_bytes
+                    and not is_dominated(baseline, [c.simulation for c in stage.pool], ranks)
                 ):
                     stage.loop.search.verify_as(self._goal, name, baseline)
-            self._collect(stage)
+            if candidate.plan.units:
+                self._collect(stage)
         return sum(len(stage.pool) for stage in self._stages) > before
 
     def _unconfirmed(self, chosen: Sequence[Candidate]) -> list[_Stage]:
@@ -248,7 +249,11 @@ class _Pipeline:
         """The step under the job's own checkpointing, if that fits in all stages; else infinite."""
         if not all(_OWN in stage.loop.baselines for stage in self._stages) or not self._fits(_OWN):
             return math.inf
-        return self._steps.step_ms([stage.loop.baselines[_OWN] for stage in self._stages])
+        return self._step_of_all(_OWN)
+
+    def _step_of_all(self, name: str) -> float:
+        """The step of all stages under a baseline."""
+        return self._steps.step_ms([stage.loop.baselines[name] for stage in self._stages])
 
     def _own(self) -> tuple[Candidate, ...] | None:
         """The job's own checkpointing in all stages, if it fits and may be a plan."""
