@@ -96,7 +96,8 @@ class Session:
         return list(plans.decide(next(iter(calls.values())), range(0, 1000, 2)))
 
     def calls(self, family: Family, course: Course) -> plans.Calls:
-        """What the units of the course's variant run."""
+        """What the units of the course's variant run, without a compiler."""
+        family = family.base or family
         key = (family.name, course.variant, course.double)
         if key not in self.observed:
             job = _job(family, course)
@@ -270,7 +271,7 @@ def _against_uncompiled(
 
     The compiler itself computes wrong gradients in torch 2.13 where a buffer is read and then changed.
     """
-    uncompiled = dataclasses.replace(family, build=lambda rng: _uncompiled(family.build(rng)))
+    uncompiled = family.base or dataclasses.replace(family, build=lambda rng: _uncompiled(family.build(rng)))
     expected, failed = _reference(uncompiled, course)
     if failed is not None or not any(a.distance(b) for a, b in zip(compiled, expected, strict=True)):
         return None
@@ -290,8 +291,10 @@ def _plan(family: Family, course: Course, session: Session, job: Job) -> autosac
         return session.planner.plan(family, course.variant, course.rng.randrange(len(plans.FRACTIONS)))
     calls = session.calls(family, course)
     if course.plan_kind == "legal":
-        return plans.legal(job, calls, course.rng)
-    return plans.hostile(job, calls, course.rng, session.foreign())
+        plan = plans.legal(job, calls, course.rng)
+    else:
+        plan = plans.hostile(job, calls, course.rng, session.foreign())
+    return plan if family.base is None else plans.for_compiler(plan, job, course.rng)
 
 
 def _under(

@@ -87,6 +87,11 @@ class _Pass:
         """Save or recompute the result of this call. PlanError if it cannot be done rightly."""
         if not self._is_of_graph(args, kwargs, out):
             return CheckpointPolicy.PREFER_RECOMPUTE
+        if any(tensor.is_inference() for tensor in _tensors(out)):
+            raise PlanNotFollowedError(
+                f"{self._policy.fqn} is compiled and makes inference tensors, which PyTorch's checkpointing of compiled code "
+                "cannot hold: take torch.no_grad in place of torch.inference_mode, or leave the module out of the plan"
+            )
         self._number += 1
         self._follow(func, args, kwargs, out)
         facts = facts_of(func)

@@ -228,7 +228,30 @@ def test_units_with_budgets_in_a_model_that_is_compiled_as_a_whole(budgets: tupl
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
             model(x)
         assert isinstance(caught.value.inner_exception, PlanError)
-        assert "more than one module in a graph: compile each of them by itself" in str(caught.value.inner_exception)
+        said = str(caught.value.inner_exception)
+        assert said.startswith(
+            "modules have memory budgets of their own (layers.0 for one), but the compiler has more than"
+        )
+        assert "compile each of them by itself (module.compile())" in said
+
+
+def test_a_unit_that_makes_inference_tensors() -> None:
+    """PyTorch's checkpointing of compiled code fails on them: one line says so."""
+
+    class Inferring(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                scale = torch.ones(WIDTH) * 2
+            return super().forward(x + torch.ones(WIDTH) * scale)
+
+    model = nn.ModuleDict({"layers": nn.ModuleList([Inferring()])})
+    apply(model, Plan(made_for=MADE_FOR, units=(unit(0, {0}),)))
+    layer: nn.Module = model["layers"][0]  # type: ignore[index]
+    layer.compile(backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        layer(torch.randn(TOKENS, WIDTH))
+    assert isinstance(caught.value.inner_exception, PlanError)
+    assert str(caught.value.inner_exception).startswith("layers.0 is compiled and makes inference tensors, which PyTorch's")
 
 
 def test_copies_keep_their_policies() -> None:
