@@ -149,7 +149,7 @@ def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> N
 
 
 def _module_of(node: Node) -> str:
-    """" (blocks.0 for one)": the outermost module that the operator is of, as Dynamo names it; nothing if it is unknown."""
+    """The outermost module that the operator is of, as Dynamo names it, in brackets; nothing if it is unknown."""
     paths = [str(path).partition("].")[2] for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return next((f" ({path} for one)" for path in paths if path), "")
 

@@ -202,7 +202,7 @@ def for_compiler(plan: autosac.Plan, job: Job, rng: random.Random) -> autosac.Pl
         for unit in plan.units
     )
     settings = plan.settings
-    if kind < (0.3 if job.is_compiled_by_units else 0.03):
+    if kind < 0.3 and job.is_compiled_by_units:  # a model that is compiled as a whole has one budget at most
         units = tuple(
             dataclasses.replace(unit, decisions=(), memory_budget=rng.choice(budgets)) if rng.random() < 0.7 else unit
             for unit in units
