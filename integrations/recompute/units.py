@@ -110,7 +110,7 @@ def subclass(kind: type[UnitModule], original: type, variant: str = "", own: Any
 
 def _tell(function: Any, original: type, own: Any, shown: inspect.Signature | None) -> None:
     """The function tells of itself what the class's forward tells, or one that the object has (`own`, called as `shown`)."""
-    forward: Any = original.forward if own is None else own
+    forward: Any = getattr(original, "forward", None) if own is None else own
     for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
         if hasattr(forward, name):
             setattr(function, name, getattr(forward, name))
