@@ -29,7 +29,7 @@ from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import clean_name, find_module, is_compiled, parameters_of, unwrapped
 from autosac.integrations.partitioner import save_what_changes
-from autosac.integrations.recompute import compiled_parts, transforms
+from autosac.integrations.recompute import compiled_classes, compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
 from autosac.integrations.recompute.offload import Offloader
@@ -94,7 +94,6 @@ def _set_partitioner(budget: float) -> None:
     from torch._functorch import config  # which `import torch` does not import
 
     save_what_changes()
-    torch.compiler.assume_constant_result(_seen_by_compiler)
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
@@ -159,8 +158,7 @@ class _Checkpointing:
         PyTorch's checkpointing would run broken code in Python a second time: with other numbers of Python's and numpy's
         generators, and counters that count twice.
         """
-        if self._of_compiler:
-            _seen_by_compiler(type(module))
+        _seen_by_compiler(type(module))
         with _unbroken():
             if torch.compiler.is_compiling():
                 return self.compiled(module.original_forward, *args, **kwargs)
@@ -213,6 +211,10 @@ _known_to_compiler: set[type] = set()
 def _seen_by_compiler(kind: type[Checkpointed]) -> None:
     """Dynamo runs this while it compiles a unit of this class."""
     _known_to_compiler.add(kind)
+    compiled_classes.watch()
+
+
+_seen_by_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined] # torch.compiler's decorator imports Dynamo
 
 
 @contextlib.contextmanager

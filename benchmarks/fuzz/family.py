@@ -87,7 +87,8 @@ class Family:
     (None: no bound). `ranks`: how many processes a trial needs. `needs`: a package that must be there. `limit_s`: seconds of a
     processor that a trial may take. `plan_transformed`: plan the model as `Job.transform` returns it.
     `compiled`: the job compiles its model. `rounds`: by a compiler whose sums are in another order under a plan.
-    `module`: where it is defined. `base`: the family before its models were compiled (`benchmarks.fuzz.compiling`).
+    `variants`: how many jobs legal and hostile plans are
+    made for. `module`: where it is defined. `base`: the family before its models were compiled (`benchmarks.fuzz.compiling`).
     """
 
     name: str
@@ -101,6 +102,7 @@ class Family:
     limit_s: float = 20.0
     compiled: bool = False
     rounds: bool = False
+    variants: int = 6
     module: str = ""
     base: Family | None = None
 

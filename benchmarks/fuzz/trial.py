@@ -117,7 +117,7 @@ def course_of(family: Family, number: int, optimizers: tuple[str, ...] = ("sgd",
     kind = KINDS[number % 4]
     if kind == "planner" and not family.planner:
         kind = "legal"
-    variant = number // NUMBERS_PER_SEED % 6 if kind == "planner" else rng.randrange(6)
+    variant = number // NUMBERS_PER_SEED % 6 if kind == "planner" else rng.randrange(family.variants)
     steps = [
         (ROWS if i == 0 or rng.random() < 0.5 else -rng.randrange(1000), rng.random() < 0.06)
         for i in range(rng.choice((1, 2, 3)))

@@ -108,6 +108,11 @@ def subclass(kind: type[UnitModule], original: type, variant: str = "", own: Any
     return made
 
 
+def is_class_of_units(cls: type) -> bool:
+    """Whether modules of this class have become units, or it is the class that they have become."""
+    return cls in _originals or cls in _originals.values()
+
+
 def _tell(function: Any, original: type, own: Any, shown: inspect.Signature | None) -> None:
     """The function tells of itself what the class's forward tells, or one that the object has (`own`, called as `shown`)."""
     forward: Any = getattr(original, "forward", None) if own is None else own
