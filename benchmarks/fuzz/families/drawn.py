@@ -158,7 +158,7 @@ class Program(nn.Module):
         self.a, self.b, self.table = (
             nn.Linear(width, width),
             nn.Linear(width, width),
-            nn.Embedding(7, width, max_norm=1.0),
+            nn.Embedding(7, width),
         )
         self.kernel = nn.Parameter(torch.randn(1, 1, 3))
         for name, value in (("average", 0.0), ("mean", 0.0), ("variance", 1.0)):
