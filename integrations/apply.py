@@ -28,7 +28,7 @@ from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import clean_name, find_module, is_compiled, parameters_of, unwrapped
-from autosac.integrations.partitioner import save_what_changes
+from autosac.integrations.partitioner import last_traced, save_what_changes
 from autosac.integrations.recompute import compiled_classes, compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
@@ -87,6 +87,7 @@ def _install(units: Sequence[tuple[Unit, nn.Module]], plan: Plan) -> None:
             module.__dict__["_autosac"] = state
         else:
             become(module, Checkpointed, state, _variant(unit, plan.settings))
+            _names[type(module)] = unit.fqn
 
 
 def _set_partitioner(budget: float) -> None:
@@ -206,11 +207,13 @@ class _Checkpointing:
 
 
 _known_to_compiler: set[type] = set()
+_names: dict[type, str] = {}  # of a unit of each class: units with equal policies are compiled alike
 
 
 def _seen_by_compiler(kind: type[Checkpointed]) -> None:
     """Dynamo runs this while it compiles a unit of this class."""
     _known_to_compiler.add(kind)
+    last_traced[0] = _names.get(kind, kind.__name__)
     compiled_classes.watch()
 
 

@@ -39,6 +39,8 @@ from autosac.integrations.operators.keys import is_collective, is_random
 
 MARK = "autosac: saves what cannot be computed again"
 """What the caches' keys say of graphs that are partitioned like this."""
+last_traced = [""]
+"""The planned module that Dynamo has met last, by name."""
 _ORIGINS = ("stack_trace", "source_fn_stack", "nn_module_stack", "from_node")
 
 
@@ -136,22 +138,15 @@ def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> N
         return
     others = [node for node in forward if node.op == "call_function" and key not in (node.meta.get("custom") or ())]
     if len(budgets) > 1 or not all(map(_is_added, others)):
-        planned = next(node for node in forward if key in (node.meta.get("custom") or ()))
         raise PlanNotFollowedError(
-            f"modules have memory budgets of their own{_module_of(planned)}, but the compiler has more than one module in a "
-            "graph: compile each of them by itself (module.compile()), or plan for the model as it is compiled"
+            f"modules have memory budgets of their own ({last_traced[0]} for one), but the compiler has more than one module "
+            "in a graph: compile each of them by itself (module.compile()), or plan for the model as it is compiled"
         )
     (budget,) = budgets
     added = [node for node in forward if _is_added(node)]
     inner = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule) and m is not module]
     for node in (*added, *(n for graph in inner for n in graph.nodes)):
         node.meta["custom"] = {key: budget, **(node.meta.get("custom") or {})}
-
-
-def _module_of(node: Node) -> str:
-    """The outermost module that the operator is of, as Dynamo names it, in brackets; nothing if it is unknown."""
-    paths = [str(path).partition("].")[2] for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    return next((f" ({path} for one)" for path in paths if path), "")
 
 
 def _is_added(node: Node) -> bool:

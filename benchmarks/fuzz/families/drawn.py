@@ -129,7 +129,7 @@ IMPURE: tuple[Instruction, ...] = (
     lambda block, a, b: _halved_gradient(a) * b,
     lambda block, a, b: _gradient_inside(a, b),
     lambda block, a, b: checkpoint(lambda t: F.dropout(torch.sin(block.a(t)), 0.2), a, use_reentrant=False) + b,
-    lambda block, a, b: torch.cond(a.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (a,)) + b,
+    lambda block, a, b: torch.cond(a.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (block.a(a),)) + b,
     lambda block, a, b: block.table(a.detach().abs().long() % 7).mean(1) * b,
     lambda block, a, b: (a.detach() * b.sin()) if block.count() % 2 else (a.sin() * b.detach()),
 )
