@@ -28,8 +28,8 @@ from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import clean_name, find_module, is_compiled, parameters_of, unwrapped
-from autosac.integrations.partitioner import save_what_changes
-from autosac.integrations.recompute import compiled_parts, transforms
+from autosac.integrations.partitioner import last_traced, save_what_changes
+from autosac.integrations.recompute import compiled_classes, compiled_parts, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
 from autosac.integrations.recompute.offload import Offloader
@@ -87,6 +87,7 @@ def _install(units: Sequence[tuple[Unit, nn.Module]], plan: Plan) -> None:
             module.__dict__["_autosac"] = state
         else:
             become(module, Checkpointed, state, _variant(unit, plan.settings))
+            _names[type(module)] = unit.fqn
 
 
 def _set_partitioner(budget: float) -> None:
@@ -94,7 +95,6 @@ def _set_partitioner(budget: float) -> None:
     from torch._functorch import config  # which `import torch` does not import
 
     save_what_changes()
-    torch.compiler.assume_constant_result(_seen_by_compiler)
     if budget != 1:
         config.activation_memory_budget = budget
     if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
@@ -159,8 +159,7 @@ class _Checkpointing:
         PyTorch's checkpointing would run broken code in Python a second time: with other numbers of Python's and numpy's
         generators, and counters that count twice.
         """
-        if self._of_compiler:
-            _seen_by_compiler(type(module))
+        _seen_by_compiler(type(module))
         with _unbroken():
             if torch.compiler.is_compiling():
                 return self.compiled(module.original_forward, *args, **kwargs)
@@ -208,11 +207,17 @@ class _Checkpointing:
 
 
 _known_to_compiler: set[type] = set()
+_names: dict[type, str] = {}  # of a unit of each class: units with equal policies are compiled alike
 
 
 def _seen_by_compiler(kind: type[Checkpointed]) -> None:
     """Dynamo runs this while it compiles a unit of this class."""
     _known_to_compiler.add(kind)
+    last_traced[0] = _names.get(kind, kind.__name__)
+    compiled_classes.watch()
+
+
+_seen_by_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined] # torch.compiler's decorator imports Dynamo
 
 
 @contextlib.contextmanager

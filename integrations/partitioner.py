@@ -39,6 +39,8 @@ from autosac.integrations.operators.keys import is_collective, is_random
 
 MARK = "autosac: saves what cannot be computed again"
 """What the caches' keys say of graphs that are partitioned like this."""
+last_traced = [""]
+"""The planned module that Dynamo has met last, by name."""
 _ORIGINS = ("stack_trace", "source_fn_stack", "nn_module_stack", "from_node")
 
 
@@ -137,8 +139,8 @@ def _give_the_budget(module: torch.fx.GraphModule, forward: Sequence[Node]) -> N
     others = [node for node in forward if node.op == "call_function" and key not in (node.meta.get("custom") or ())]
     if len(budgets) > 1 or not all(map(_is_added, others)):
         raise PlanNotFollowedError(
-            "modules have memory budgets of their own, but the compiler has more than one module in a graph: compile each of "
-            "them by itself (module.compile()), or plan for the model as it is compiled"
+            f"modules have memory budgets of their own ({last_traced[0]} for one), but the compiler has more than one module "
+            "in a graph: compile each of them by itself (module.compile()), or plan for the model as it is compiled"
         )
     (budget,) = budgets
     added = [node for node in forward if _is_added(node)]

@@ -1,11 +1,13 @@
 """Fuzz `autosac.apply`: models of many families under planned, legal and hostile plans, compared bitwise with no plan.
 
     python -m benchmarks.fuzz --trials 20000 --seed 0 [--family NAME ...] [--jobs N] [--json FILE] [--markdown FILE]
+    python -m benchmarks.fuzz --compiled aot_eager [--trials N ...]
     python -m benchmarks.fuzz --repro FAMILY:NUMBER
 
 Prints a table by family. Ends with 1 if any trial is wrong or obscure (see `benchmarks.fuzz.trial`), else with 0. `--repro`
 runs one trial of the table's last column and prints what was found with the whole traceback. `--plans DIR` keeps the planner's
-plans for the next run; they are made anew otherwise.
+plans for the next run; they are made anew otherwise. `--compiled` compiles the model of every family that can be compiled
+(`benchmarks.fuzz.compiling`); its families have names like `gpt@aot_eager`.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     os.environ["AUTOSAC_CACHE"] = "off"
     import benchmarks.fuzz.families  # noqa: F401
+    from benchmarks.fuzz.compiling import family_of
     from benchmarks.fuzz.family import FAMILIES
 
     if options.list:
         for family in FAMILIES.values():
             print(f"{family.name:24} {family.about}")
         return 0
-    unknown = [name for name in options.family if name not in FAMILIES]
+    unknown = [name for name in _names(options) if family_of(name) is None]
     if unknown:
         print(f"error: no family {unknown[0]!r}; --list shows all {len(FAMILIES)}", file=sys.stderr)
         return 2
@@ -58,8 +61,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a page with the table")
     parser.add_argument("--plans", type=Path, metavar="DIR", help="keep the planner's plans here")
     parser.add_argument("--quick", action="store_true", help="no plans of the planner, which take seconds each")
+    parser.add_argument("--compiled", choices=("aot_eager", "inductor"), help="compile every model by this")
     parser.add_argument("--list", action="store_true", help="list the families")
     return parser
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """The families of the run, as their names are written."""
+    from benchmarks.fuzz.compiling import is_suitable
+    from benchmarks.fuzz.family import FAMILIES
+
+    if not options.compiled:
+        return options.family or list(FAMILIES)
+    names = options.family or [name for name, family in FAMILIES.items() if is_suitable(family)]
+    return [f"{name}@{options.compiled}" for name in names]
 
 
 def _count(text: str) -> int:
@@ -116,17 +131,17 @@ def quick_numbers(seed: int, count: int) -> list[int]:
 
 
 def _run(options: argparse.Namespace, plans: Path) -> int:
-    from benchmarks.fuzz.family import FAMILIES
+    from benchmarks.fuzz.compiling import family_of
 
     results, began = Results(), time.monotonic()
-    names = options.family or list(FAMILIES)
-    for name in list(names):
-        needs = FAMILIES[name].needs
-        if needs and find_spec(needs) is None:
+    names = _names(options)
+    families = {name: family for name in names if (family := family_of(name)) is not None}
+    for name, family in families.items():
+        if family.needs and find_spec(family.needs) is None:
             names.remove(name)
-            results.skipped[name] = f"the package {needs} is not installed"
-    counts = shares(names, {name: FAMILIES[name].most for name in names}, options.trials)
-    numbers = quick_numbers if options.quick else all_numbers
+            results.skipped[name] = f"the package {family.needs} is not installed"
+    counts = shares(names, {name: families[name].most for name in names}, options.trials)
+    numbers = quick_numbers if options.quick or options.compiled else all_numbers
     done = 0
 
     def report(family: str, number: int, outcome: Outcome) -> None:
@@ -152,22 +167,23 @@ def _run(options: argparse.Namespace, plans: Path) -> int:
         write_text_atomically(options.json, results.as_json())
     if options.markdown:
         command = (
-            f"python -m benchmarks.fuzz --trials {options.trials} --seed {options.seed}{' --quick' * options.quick}"
+            f"python -m benchmarks.fuzz{f' --compiled {options.compiled}' if options.compiled else ''} "
+            f"--trials {options.trials} --seed {options.seed}{' --quick' * options.quick}"
         )
         write_text_atomically(options.markdown, results.page(command))
     return 0 if results.good else 1
 
 
 def _repro(what: str, plans: Path) -> int:
-    from benchmarks.fuzz.family import FAMILIES
+    from benchmarks.fuzz.compiling import family_of
     from benchmarks.fuzz.plans import Planner
     from benchmarks.fuzz.trial import Session, course_of
 
     name, _, number = what.partition(":")
-    if name not in FAMILIES or not number.isdecimal():
+    family = family_of(name)
+    if family is None or not number.isdecimal():
         print(f"error: --repro {what}: expected FAMILY:NUMBER, as gpt:17", file=sys.stderr)
         return 2
-    family = FAMILIES[name]
     course = course_of(family, int(number))
     print(f"{family.name}: {family.about}")
     print(

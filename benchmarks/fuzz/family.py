@@ -62,7 +62,7 @@ class Job:
     `units`: the modules that legal plans may checkpoint. `batch(rows)`: the arguments of the model, drawn from PyTorch's
     generator. `step(model, batch)`: forward and backward, without the optimizer; it returns the losses. `state(model)`: what
     else the user can see, beside the attributes of the modules. `transform(model)`: what is done to the model after the plan
-    was applied (compile, DDP, FSDP), as to the one without a plan.
+    was applied (compile, DDP, FSDP), as to the one without a plan. `is_compiled_by_units`: it compiles each unit by itself.
     """
 
     model: nn.Module
@@ -74,6 +74,7 @@ class Job:
     optimizers: tuple[str, ...] = ("sgd", "adam")
     rows: tuple[int, ...] = (ROWS, ROWS, ROWS, 7, 16)
     double: bool = True
+    is_compiled_by_units: bool = False
 
 
 Build = Callable[[random.Random], Job]
@@ -86,7 +87,8 @@ class Family:
     (None: no bound). `ranks`: how many processes a trial needs. `needs`: a package that must be there. `limit_s`: seconds of a
     processor that a trial may take. `plan_transformed`: plan the model as `Job.transform` returns it.
     `compiled`: the job compiles its model. `rounds`: by a compiler whose sums are in another order under a plan.
-    `module`: where it is defined.
+    `variants`: how many jobs legal and hostile plans are
+    made for. `module`: where it is defined. `base`: the family before its models were compiled (`benchmarks.fuzz.compiling`).
     """
 
     name: str
@@ -100,7 +102,9 @@ class Family:
     limit_s: float = 20.0
     compiled: bool = False
     rounds: bool = False
+    variants: int = 6
     module: str = ""
+    base: Family | None = None
 
 
 FAMILIES: dict[str, Family] = {}

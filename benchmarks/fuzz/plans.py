@@ -194,6 +194,24 @@ def hostile(job: Job, calls: Calls, rng: random.Random, foreign: list[Decision])
     return read_back(plan)
 
 
+def for_compiler(plan: autosac.Plan, job: Job, rng: random.Random) -> autosac.Plan:
+    """The plan without offloading, which compiled code refuses; sometimes some of its units, or all, get a memory budget."""
+    kind, budgets = rng.random(), (0.0, 0.3, 0.6, 1.0)
+    units = tuple(
+        dataclasses.replace(unit, decisions=tuple(dataclasses.replace(row, offload=False) for row in unit.decisions))
+        for unit in plan.units
+    )
+    settings = plan.settings
+    if kind < 0.3 and job.is_compiled_by_units:  # a model that is compiled as a whole has one budget at most
+        units = tuple(
+            dataclasses.replace(unit, decisions=(), memory_budget=rng.choice(budgets)) if rng.random() < 0.7 else unit
+            for unit in units
+        )
+    elif kind < 0.45:
+        units, settings = (), dataclasses.replace(settings, memory_budget=rng.choice(budgets))
+    return read_back(dataclasses.replace(plan, units=units, settings=settings))
+
+
 def _units(job: Job, rng: random.Random, seen: list[str]) -> list[str]:
     """The job's units, or any modules of the model, or one that is not there; none inside another."""
     if rng.random() < 0.7:

@@ -52,6 +52,7 @@ _LINE_OF_CODE = re.compile(r"\(at \S+\.py:\d+")
 _OPERATOR = re.compile(r"\b[a-z]\w*\.\w+\.[a-zA-Z_]\w*\b")
 
 Apply = Callable[[nn.Module, autosac.Plan], nn.Module]
+Differs = Callable[[Snapshot, Snapshot], tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class Session:
         return list(plans.decide(next(iter(calls.values())), range(0, 1000, 2)))
 
     def calls(self, family: Family, course: Course) -> plans.Calls:
-        """What the units of the course's variant run."""
+        """What the units of the course's variant run, without a compiler."""
+        family = family.base or family
         key = (family.name, course.variant, course.double)
         if key not in self.observed:
             job = _job(family, course)
@@ -115,7 +117,7 @@ def course_of(family: Family, number: int, optimizers: tuple[str, ...] = ("sgd",
     kind = KINDS[number % 4]
     if kind == "planner" and not family.planner:
         kind = "legal"
-    variant = number // NUMBERS_PER_SEED % 6 if kind == "planner" else rng.randrange(6)
+    variant = number // NUMBERS_PER_SEED % 6 if kind == "planner" else rng.randrange(family.variants)
     steps = [
         (ROWS if i == 0 or rng.random() < 0.5 else -rng.randrange(1000), rng.random() < 0.06)
         for i in range(rng.choice((1, 2, 3)))
@@ -226,12 +228,12 @@ def _trial(family: Family, course: Course, session: Session, rearm: Callable[[fl
         outcome = _under(plan, job, course, session, expected, failed)
     if outcome.kind == "wrong" and family.ranks == 1 and _undetermined(family, course, expected):
         return Outcome("no reference", "two runs without a plan differ")
+    tolerance = _IN_BFLOAT16 if any(autocast for _, autocast in course.steps) else _IN_FLOAT32
+    near = partial(Snapshot.distance, tolerance=tolerance)
     if outcome.kind == "wrong" and family.rounds:
-        tolerance = _IN_BFLOAT16 if any(autocast for _, autocast in course.steps) else _IN_FLOAT32
-        near = partial(Snapshot.distance, tolerance=tolerance)
         outcome = _under(plan, _job(family, course), course, session, expected, failed, near)
     if outcome.kind == "wrong" and family.compiled:
-        outcome = _against_uncompiled(plan, family, course, session, expected) or outcome
+        outcome = _against_uncompiled(plan, family, course, session, expected, near) or outcome
     if outcome.kind == "right" and any(w.category.__name__ == "PlanMismatchWarning" for w in caught):
         message = next(str(w.message) for w in caught if w.category.__name__ == "PlanMismatchWarning")
         return Outcome("warned", message)
@@ -264,18 +266,24 @@ def _undetermined(family: Family, course: Course, expected: list[Snapshot]) -> b
 
 
 def _against_uncompiled(
-    plan: autosac.Plan, family: Family, course: Course, session: Session, compiled: list[Snapshot]
+    plan: autosac.Plan, family: Family, course: Course, session: Session, compiled: list[Snapshot], near: Differs
 ) -> Outcome | None:
-    """The job under the plan against the job that is not compiled; None if the compiler alone only rounds.
+    """The job under the plan against the job that is not compiled; None if the compiler alone changes nothing.
 
-    The compiler itself computes wrong gradients in torch 2.13 where a buffer is read and then changed.
+    Units that Dynamo cannot compile in one piece run uncompiled under a plan, and a compiler may round otherwise. Others of
+    its results are wrong: gradients in torch 2.13 where a buffer is read and then changed, and numbers from generators that
+    modules own. If the plan's result is neither of the two then, there is no reference.
     """
-    uncompiled = dataclasses.replace(family, build=lambda rng: _uncompiled(family.build(rng)))
+    uncompiled = family.base or dataclasses.replace(family, build=lambda rng: _uncompiled(family.build(rng)))
     expected, failed = _reference(uncompiled, course)
-    if failed is not None or not any(a.distance(b) for a, b in zip(compiled, expected, strict=True)):
+    if failed is not None or not any(a.difference(b) for a, b in zip(compiled, expected, strict=True)):
         return None
-    outcome = _under(plan, _job(family, course), course, session, expected, None, Snapshot.distance)
-    return outcome if outcome.kind == "right" else None
+    outcome = _under(plan, _job(family, course), course, session, expected, None, near)
+    if outcome.kind != "wrong":
+        return outcome
+    if any(near(a, b) for a, b in zip(compiled, expected, strict=True)):
+        return Outcome("no reference", "compiled without a plan, the job computes something else than uncompiled")
+    return None
 
 
 def _uncompiled(job: Job) -> Job:
@@ -290,8 +298,10 @@ def _plan(family: Family, course: Course, session: Session, job: Job) -> autosac
         return session.planner.plan(family, course.variant, course.rng.randrange(len(plans.FRACTIONS)))
     calls = session.calls(family, course)
     if course.plan_kind == "legal":
-        return plans.legal(job, calls, course.rng)
-    return plans.hostile(job, calls, course.rng, session.foreign())
+        plan = plans.legal(job, calls, course.rng)
+    else:
+        plan = plans.hostile(job, calls, course.rng, session.foreign())
+    return plan if family.base is None else plans.for_compiler(plan, job, course.rng)
 
 
 def _under(
@@ -301,7 +311,7 @@ def _under(
     session: Session,
     expected: list[Snapshot],
     failed: Exception | None,
-    differs: Callable[[Snapshot, Snapshot], tuple[str, str] | None] = Snapshot.difference,
+    differs: Differs = Snapshot.difference,
 ) -> Outcome:
     """The job under the plan, compared with what was expected."""
     names = [unit.fqn for unit in plan.units] + [name for name, _ in bare(job.model).named_modules() if name]

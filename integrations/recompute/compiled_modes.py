@@ -9,6 +9,7 @@ once before, to find out what it mutates, and this pass is watched.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
     _CachingTorchDispatchMode,
+    _VersionWrapper,
     create_selective_checkpoint_contexts,
 )
 
@@ -53,6 +55,7 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make a plan without offloading"
             )
         save_what_changes()
+        _hold_inference_tensors()
         passes = {
             again: _Pass(policy, of_old_contents, [] if again else observer[0].traces(policy.fqn))
             for again in (False, True)
@@ -67,6 +70,23 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
         return contexts
 
     return modes
+
+
+def _hold_inference_tensors() -> None:
+    """From now on, in this process. PyTorch's checkpointing asks all that it holds for its version, which these have not."""
+    patched: Any = _VersionWrapper
+    original = patched.__init__
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def hold(self: Any, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.is_inference():
+            self.val, self.version = value, None
+        else:
+            original(self, value)
+
+    patched.__init__ = hold
 
 
 class _Pass:

@@ -337,7 +337,7 @@ class _Recomputation:
             copy = memory.snapshots[view.epoch]
             return copy.clone() if is_written else copy
         assert memory.external is not None
-        if version_of(memory.external) != memory.version:
+        if version_of(memory.external) != memory.version or view.epoch != memory.epoch:
             raise RecomputationError(
                 f"the module {self._tape.fqn} cannot be recomputed: a tensor that it reads ({memory.external.dtype} "
                 f"{list(memory.external.shape)}) was changed in place after its forward; leave the module out of the plan, or "

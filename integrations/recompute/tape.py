@@ -369,7 +369,9 @@ class Tape:
         memory = self.memories[number]
         view = view_of(tensor, number, memory)
         reads.append(view)
-        if memory.external is not None and not memory.epoch and version_of(memory.external) != memory.version:
+        if memory.external is not None and memory.epoch:
+            memory.version = version_of(memory.external)  # for a derivative that the module takes before it ends
+        elif memory.external is not None and version_of(memory.external) != memory.version:
             raise RecomputationError(
                 f"the module {self.fqn} reads a tensor ({tensor.dtype} {list(tensor.shape)}) before and after it is "
                 "changed out of sight of the module's operators: leave the module out of the plan"

@@ -5,7 +5,8 @@ same object with the same name, parameters, hooks and attributes; hooks on it ru
 they do without checkpointing. (A wrapper would keep attributes that others set on the module from reaching it.)
 
 What the module sets on its class is set on the original one, which all its modules share, and making the subclass runs no code
-of the user's: neither ``__init_subclass__`` nor a metaclass.
+of the user's: neither ``__init_subclass__`` nor a metaclass. The subclass's forward tells of itself what the original one
+tells: signature, names, documentation and attributes, by which other code may decide how to call the module.
 
 The compiler keeps what it has made of a forward with the forward's code, and guards on the module's class, but not on what a
 policy decides. So units with different policies are of different *variants*: classes, each with its own code for forward. Each
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 import types
 from typing import Any
 
@@ -24,8 +26,9 @@ from torch import nn
 
 from autosac.errors import PlanError
 
-_made: dict[tuple[type, type, str], type] = {}
+_made: dict[tuple[type, type, str, str], type] = {}
 _originals: dict[type, type] = {}
+_COMPILERS = "_torchdynamo"  # what the compiler has noted about a function is about its own code
 
 
 class UnitModule(nn.Module):
@@ -56,12 +59,13 @@ class UnitModule(nn.Module):
 
 def become(module: nn.Module, kind: type[UnitModule], state: Any, variant: str = "") -> None:
     """Make `module` a `kind` of this variant, which keeps `state`. PlanError if its class does not allow that."""
+    own = module.__dict__.get("forward")
     try:
-        module.__class__ = subclass(kind, type(module), variant)
+        module.__class__ = subclass(kind, type(module), variant, own)
     except TypeError as e:
         raise PlanError(f"a module of the class {type(module).__name__} cannot be checkpointed: {e}") from e
-    own = module.__dict__.pop("forward", None)
     if own is not None:
+        del module.__dict__["forward"]
         module.__dict__["_autosac_forward"] = own
     module.__dict__["_autosac"] = state
 
@@ -79,9 +83,14 @@ def can_become(module: nn.Module) -> bool:
     return True
 
 
-def subclass(kind: type[UnitModule], original: type, variant: str = "") -> type:
-    """The class of the modules of `original` that have become a `kind`. It has the name of the original."""
-    made = _made.get((kind, original, variant))
+def subclass(kind: type[UnitModule], original: type, variant: str = "", own: Any = None) -> type:
+    """The class of the modules of `original` that have become a `kind`. It has the name of the original.
+
+    `own`: a forward that was set on the object itself, for which the class's forward stands.
+    """
+    shown = None if own is None else _signature(own, is_bound=True)
+    key = (kind, original, variant, str(shown or ""))
+    made = _made.get(key)
     if made is None:
         body: dict[str, Any] = {
             "__module__": original.__module__,
@@ -89,13 +98,46 @@ def subclass(kind: type[UnitModule], original: type, variant: str = "") -> type:
             "__doc__": original.__doc__,
             "_autosac_variant": variant,
         }
-        if variant:
-            body["forward"] = _with_own_code(kind.forward)
+        if kind.forward is not nn.Module.forward:
+            body["forward"] = _with_own_code(kind.forward, bool(variant))
+            _tell(body["forward"], original, own, shown)
         meta = _transparent(type(original))
         create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
-        made = _made[kind, original, variant] = create.__new__(meta, original.__name__, (kind, original), body)
+        made = _made[key] = create.__new__(meta, original.__name__, (kind, original), body)
         _originals[made] = original
     return made
+
+
+def is_class_of_units(cls: type) -> bool:
+    """Whether modules of this class have become units, or it is the class that they have become."""
+    return cls in _originals or cls in _originals.values()
+
+
+def _tell(function: Any, original: type, own: Any, shown: inspect.Signature | None) -> None:
+    """The function tells of itself what the class's forward tells, or one that the object has (`own`, called as `shown`)."""
+    forward: Any = getattr(original, "forward", None) if own is None else own
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        if hasattr(forward, name):
+            setattr(function, name, getattr(forward, name))
+    if own is None:
+        attributes = getattr(forward, "__dict__", {}).items()
+        vars(function).update((name, value) for name, value in attributes if not name.startswith(_COMPILERS))
+        found = inspect.getattr_static(original, "forward")
+        is_bound = isinstance(found, staticmethod | classmethod) or not hasattr(found, "__get__")
+        shown = _signature(forward, is_bound=is_bound)
+    vars(function).update(__signature__=shown, __wrapped__=forward)
+
+
+def _signature(forward: Any, *, is_bound: bool) -> inspect.Signature | None:
+    """How the forward is called, with the module first; None if it does not tell."""
+    try:
+        shown = inspect.signature(forward)
+        if not is_bound:
+            return shown
+        module = inspect.Parameter("self_" if "self" in shown.parameters else "self", inspect.Parameter.POSITIONAL_ONLY)
+        return shown.replace(parameters=[module, *shown.parameters.values()])
+    except (TypeError, ValueError):
+        return None
 
 
 @functools.cache
@@ -112,11 +154,10 @@ def _transparent(metaclass: type) -> type:
     return type(metaclass.__name__, (metaclass,), {"__setattr__": set_attribute, "__delattr__": delete_attribute})
 
 
-def _with_own_code(function: Any) -> types.FunctionType:
-    """The same function, of which the compiler keeps what it makes apart from the original's."""
-    own = types.FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
-    )
+def _with_own_code(function: Any, is_variant: bool) -> Any:
+    """The same function; of a variant's the compiler keeps what it makes apart from the original's."""
+    code = function.__code__.replace() if is_variant else function.__code__
+    own = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     own.__kwdefaults__ = function.__kwdefaults__
     return own
 

@@ -10,6 +10,7 @@ import pytest
 THEMES = (
     "classes",
     "custom",
+    "drawn",
     "hidden",
     "hooks",
     "inplace",

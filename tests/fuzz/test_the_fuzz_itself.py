@@ -152,6 +152,28 @@ def test_a_step_that_stops_after_it_has_changed_parameters_is_wrong(judged: Any)
     assert judged(hooked(fail)).kind == "wrong"
 
 
+def test_compiled_models_are_compared_with_the_compiled_model(judged: Any) -> None:
+    """Under aot_eager, a model that is left alone is right, and one whose activations are perturbed is wrong."""
+    from benchmarks.fuzz.compiling import family_of
+    from benchmarks.fuzz.trial import Session, trial
+
+    family = family_of("ema_before@aot_eager")
+    assert family is not None and family.compiled and family.base is not None and family.base.name == "ema_before"
+    perturbed = hooked(lambda module, out: out * 1.001)
+    assert [trial(family, LEGAL, Session(apply=apply)).kind for apply in (nothing, perturbed)] == ["right", "wrong"]
+
+
+@pytest.mark.parametrize(
+    "name", ["nobody@aot_eager", "gpt@nobody", "compiled_regions@aot_eager", "ddp_two_ranks@aot_eager"]
+)
+def test_what_is_not_compiled_again(name: str) -> None:
+    """No family or backend of that name, one that compiles by itself, one of several ranks."""
+    import benchmarks.fuzz.families  # noqa: F401
+    from benchmarks.fuzz.compiling import family_of
+
+    assert family_of(name) is None
+
+
 def test_a_trial_that_hangs_ends(judged: Any) -> None:
     """A forward that computes for longer than the family's limit is obscure."""
 
@@ -236,9 +258,10 @@ def test_the_pages_count_families_and_trials() -> None:
         assert re.findall(r"models of (\d+) kinds", (docs / other).read_text()) == [str(len(FAMILIES))]
     ((first, trials, *found),) = re.findall(r"^\| (\d+) families \|" + r" *(\d*) *\|" * 8, page, re.MULTILINE)
     left_out = re.findall(r"(\w+) \(the package", page)
-    assert len(FAMILIES) == int(first) + len(left_out)
+    (newer,) = re.findall(r"that the table does not have:(.*?)\.\n", page, re.DOTALL)
+    assert len(FAMILIES) == int(first) + len(left_out) + len(re.findall(r"`(\w+)`", newer))
     later = re.split(r"^- `python", page, flags=re.MULTILINE)[1:]
-    assert len(later) == 2
+    assert len(later) == 5
     runs = [(int(trials), sum(int(number or 0) for number in found))]
     for run in later:
         (wanted,) = re.findall(r"--trials (\d+)", run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -220,3 +221,65 @@ def test_a_unit_inside_of_a_forward_derivative() -> None:
         model(x).square().sum().backward()
         found.append([derivative.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+class Shared(nn.Module):
+    """A module that counts its calls in its class, if it is not told to leave that to the model."""
+
+    calls = 0
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.counts, self.up = counts, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output depends on the counter, read in three ways."""
+        if self.counts:
+            type(self).calls += 1
+        return self.up(x).sin() * (1 + Shared.calls) + type(self).calls * self.calls
+
+
+class Counting(nn.Sequential):
+    """Counts the calls of its modules in their class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output."""
+        for module in self:
+            Shared.calls += 1
+            x = module(x)
+        return x
+
+
+@pytest.mark.parametrize("planned", [(1,), (0, 1)])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_class_whose_attributes_change_in_compiled_code(planned: tuple[int, ...], whole: bool, counts: bool) -> None:
+    """A unit shares them with its class, with other modules of it, and with code that writes to the class by its name."""
+
+    def trained(names: tuple[int, ...], is_compiled: bool) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        Shared.calls, model = 0, (nn.Sequential if counts else Counting)(Shared(counts), Shared(counts))
+        apply(
+            model, Plan(made_for=MADE_FOR, units=tuple(dataclasses.replace(plan().units[0], fqn=f"{i}") for i in names))
+        )
+        for module in [model] if whole else model:
+            if is_compiled:
+                module.compile(backend="aot_eager")
+        x, outputs = torch.randn(4, WIDTH), []
+        for _ in range(3):
+            out = model(x)
+            out.sum().backward()
+            outputs.append(out.detach())
+        return [*outputs, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    assert all(map(torch.equal, trained((), False), trained(planned, True)))
+
+
+def test_a_budget_for_a_unit_that_writes_to_its_class() -> None:
+    """It cannot be compiled in one piece: one line says so."""
+    Shared.calls = 0
+    model = apply(nn.Sequential(Shared(True)), plan(0.5))
+    model[0].compile(backend="aot_eager")
+    with pytest.raises(PlanNotFollowedError, match="the module cannot be compiled in one piece"):
+        model(torch.randn(4, WIDTH))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -228,7 +229,32 @@ def test_units_with_budgets_in_a_model_that_is_compiled_as_a_whole(budgets: tupl
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
             model(x)
         assert isinstance(caught.value.inner_exception, PlanError)
-        assert "more than one module in a graph: compile each of them by itself" in str(caught.value.inner_exception)
+        said = str(caught.value.inner_exception)
+        assert re.match(
+            r"modules have memory budgets of their own \(layers\.[01] for one\), but the compiler has more than", said
+        )
+        assert "compile each of them by itself (module.compile())" in said
+
+
+def test_a_unit_that_makes_inference_tensors() -> None:
+    """Compiled code under a plan may make them, whatever is kept; gradients are those without a plan."""
+
+    class Inferring(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                scale = torch.ones(WIDTH) * 2
+            return super().forward(x * (torch.ones(WIDTH) * scale.clone()))
+
+    def gradients(*units: Unit) -> list[Any]:
+        torch.manual_seed(0)
+        model, x = nn.ModuleDict({"layers": nn.ModuleList([Inferring()])}), torch.randn(TOKENS, WIDTH)
+        apply(model, Plan(made_for=MADE_FOR, units=units))
+        layer: nn.Module = model["layers"][0]  # type: ignore[index]
+        layer.compile(backend="aot_eager")
+        layer(x).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    assert all(map(torch.equal, gradients(), gradients(unit(0, {0}))))
 
 
 def test_copies_keep_their_policies() -> None:

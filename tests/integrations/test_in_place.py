@@ -189,3 +189,30 @@ def test_memory_from_outside_is_changed_once(lab: Any) -> None:
         found.append((cache.clone(), *(p.grad for p in m.parameters())))
     assert lab.same(*found)
     assert torch.equal(cache, torch.linspace(0, 1, 6) + 1)
+
+
+@pytest.mark.parametrize("is_changed_again", [False, True])
+def test_a_derivative_inside_of_the_forward_after_a_change(lab: Any, is_changed_again: bool) -> None:
+    """The module changes a cache, reads it, and takes a derivative before it ends: what it read is what is there then."""
+    cache = torch.linspace(0, 1, 6)
+
+    def write(y: torch.Tensor) -> torch.Tensor:
+        cache.lerp_(y.detach().mean(0), 0.1)
+        read = (y * cache.sin()).sin()
+        if is_changed_again:
+            cache.add_(1)
+        inner = read.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(inner.exp().sin().sum(), inner)
+        return (read * slope * cache.cos()).sin()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Body(write))
+    x = torch.randn(3, 4)
+    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": set()})
+    planned = apply(copy.deepcopy(model), plan)
+    found = []
+    for m in (model, planned):
+        cache.copy_(torch.linspace(0, 1, 6))
+        m(x).sum().backward()
+        found.append((cache.clone(), *(p.grad for p in m.parameters())))
+    assert lab.same(*found)

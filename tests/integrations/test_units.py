@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
+import inspect
 import io
 import pickle
 import warnings
@@ -17,6 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from autosac.errors import PlanError
 from autosac.integrations.apply import Checkpointed, apply
 from autosac.integrations.recompute.tape import all_tensors
+from autosac.plans import Plan, Unit
+from plans import MADE_FOR
 
 
 class Body(nn.Module):
@@ -114,6 +118,49 @@ def test_hooks_run_once(lab: Any, x: torch.Tensor) -> None:
         m[0].register_full_backward_hook(lambda *_, i=i: seen[i].append("backward"))
     assert lab.same(gradients(model, x), gradients(plain, x))
     assert seen[0] == seen[1] == ["pre", "inner", "post", "backward"]
+
+
+class Told:
+    """Forwards that tell of themselves in several ways."""
+
+    class Plainly(Body):
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            """Scaled."""
+            return self.scaled(self.linear(x)).sin().exp() * scale
+
+        forward.takes_scale = True  # type: ignore[attr-defined]
+
+    class Statically(Body):
+        @staticmethod
+        def forward(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+            """Scaled."""
+            return x * scale
+
+    class ByAnObject(Body):
+        forward = functools.partial(lambda x, scale=1.0: x * scale)
+
+
+@pytest.mark.parametrize("kind", [Body, Told.Plainly, Told.Statically, Told.ByAnObject])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_forward_of_a_unit_tells_what_the_original_tells(kind: Any, is_own: bool, x: torch.Tensor) -> None:
+    """Other code may ask for its signature, and pass what it takes: of the class, of a unit, and of a copy of the unit."""
+    model = nn.Sequential(kind())
+    if is_own:
+        model[0].forward = lambda x, /, self=2, *rest, gain=0.5: x * self * gain
+    unit, plain = Unit(fqn="0", discard_fraction=0.0, kept_bytes=0, recompute_ms=0.0, decisions=()), model[0].forward
+    signature, names = (
+        inspect.signature(plain),
+        [a for a in ("__name__", "__doc__", "takes_scale") if hasattr(plain, a)],
+    )
+    arguments, about = inspect.getfullargspec(plain).args, [getattr(plain, name) for name in names]
+    apply(model, Plan(made_for=MADE_FOR, units=(unit,)))
+    forward = model[0].forward
+    assert isinstance(model[0], Checkpointed)
+    assert inspect.signature(forward) == signature
+    assert inspect.getfullargspec(forward).args[-1] == arguments[-1]
+    assert [getattr(forward, name) for name in names] == about
+    if not is_own:
+        assert inspect.signature(copy.deepcopy(model)[0].forward) == signature
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -111,3 +111,16 @@ def test_what_communication_has_not_filled_yet_is_waited_for() -> None:
     assert not found.completed
     assert of(found) == of(torch.ones(4))
     assert found.completed
+
+
+@pytest.mark.parametrize(
+    "view", [lambda t: t[:, :6], lambda t: t[:, 1:].t(), lambda t: t[:4, ::2], lambda t: t[:, :1].expand(5, 3)]
+)
+def test_what_lies_between_the_elements_is_not_compared(view: Any) -> None:
+    """Of memory that was only allocated a view has the written elements. A changed element is seen, however the view lies."""
+    first, second = (torch.full((5, 7), value) for value in (1.0, 2.0))
+    for memory in (first, second):
+        view(memory).fill_(3.0) if view(memory).stride(-1) else memory[:, :1].fill_(3.0)
+    assert of(view(first)) == of(view(second))
+    view(second)[1, 0] += 1
+    assert of(view(first)) != of(view(second))

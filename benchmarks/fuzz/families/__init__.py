@@ -3,6 +3,7 @@
 from benchmarks.fuzz.families import (
     classes,
     custom,
+    drawn,
     hidden,
     hooks,
     inplace,
@@ -22,6 +23,7 @@ from benchmarks.fuzz.families import (
 __all__ = [
     "classes",
     "custom",
+    "drawn",
     "hidden",
     "hooks",
     "inplace",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import inspect
 import io
 import random
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from benchmarks.fuzz.family import Job, family, plain_step, rows_of, stack
+from benchmarks.fuzz.family import Job, Stack, family, plain_step, rows_of, stack
 
 
 class Layers(nn.Module):
@@ -87,6 +88,35 @@ def forward_exchanged(rng: random.Random) -> Job:
 
     job = stack(rng, Switching, step=step)
     job.model.train()
+    return job
+
+
+@family(
+    "forward_inspected", "the caller passes what the signature or an attribute of a unit's forward says that it takes"
+)
+def forward_inspected(rng: random.Random) -> Job:
+    """As libraries do that serve modules of several versions."""
+
+    class Scaling(Layers):
+        def forward(self, x: Tensor, scale: float = 1.0, *, shift: Tensor | None = None) -> Tensor:
+            """By scale and shift."""
+            out = self.body(x) * scale
+            return out if shift is None else out + torch.sin(shift)
+
+        forward.is_scaled_again = True  # type: ignore[attr-defined]
+
+    class Calling(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                taken = inspect.signature(block.forward).parameters
+                known: dict[str, Any] = {"scale": 0.5, "shift": x, "mask": None}
+                x = block(x, **{name: value for name, value in known.items() if name in taken})
+                x = x * 2 if hasattr(block.forward, "is_scaled_again") else x
+                x = x * 3 if "scale" in inspect.getfullargspec(type(block).forward).args else x
+            return x * len(self.blocks[0].forward.__doc__ or "")
+
+    job = stack(rng, Scaling)
+    job.model.__class__ = Calling
     return job
 
 

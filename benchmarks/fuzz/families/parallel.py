@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
+from benchmarks.fuzz.compiling import compiled
 from benchmarks.fuzz.families.hidden import forward_in_float64
 from benchmarks.fuzz.families.models import GptBlock, LlamaBlock, language
 from benchmarks.fuzz.families.plain import Plain
@@ -169,12 +170,8 @@ def _compiling(backend: str, *, blocks: bool) -> Callable[[nn.Module], nn.Module
     """Compile each block, or the model as a whole."""
 
     def transform(model: nn.Module) -> nn.Module:
-        torch._dynamo.reset()
-        if not blocks:
-            return torch.compile(model, backend=backend)
-        for block in model.get_submodule("blocks").children():
-            block.compile(backend=backend)
-        return model
+        names = [f"blocks.{name}" for name, _ in model.get_submodule("blocks").named_children()]
+        return compiled(model, names if blocks else (), backend)
 
     return transform
 
