@@ -461,3 +461,14 @@ def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -
             arithmetic.append(found.bounds.fastest_arithmetic(layout))
             assert found.bounds.fastest_arithmetic(replace(layout, float8=True)) == arithmetic[-1] or not words
     assert arithmetic == ["bfloat16", "float8", "float4"]
+
+
+def test_what_only_plans_do_is_not_tried_where_none_is_needed(job: Path) -> None:
+    """The step without a plan fits, and no plan shortens it: layouts that let plans do more are ruled out by it."""
+    changes = {"activation_offload": (False, True), "chunk_loss": (False, True), "checkpointing": ("none", "autosac")}
+    with searching(inputs(job, space=TINY.model_copy(update=changes), budget="79GiB", gap=0.0)) as found:
+        result = found.run()
+        assert result.best is not None and result.proven
+        assert (result.counts.legal, result.counts.evaluated, result.counts.bounded) == (4, 1, 3)
+        plain = result.best.layout
+        assert plain == plain.without_plans and set(found.outcome.pruned.values()) == {result.best.score}

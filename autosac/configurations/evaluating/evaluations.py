@@ -141,7 +141,8 @@ class LayoutTask(_JobTask):
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
     left out (``skipped``, with its bound). Answer: ``rows`` (documents of `PredictedStep`) and ``at_least_ms``, the step
     without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``unplanned``, why the job
-    cannot be planned for, though it runs; ``cut_off``, the step that could not be beaten; or ``refused``.
+    cannot be planned for, though it runs; ``cut_off``, the step that could not be beaten; or ``refused``, and ``as_it_runs``
+    if TorchTitan itself refuses the job with the same words. `refusals`: such words, after which nothing else is tried.
     """
 
     goal: Goal
@@ -149,6 +150,7 @@ class LayoutTask(_JobTask):
     cutoff_ms: float
     confidence: float | None = None
     least_ms: Mapping[str, float] = field(default_factory=dict)
+    refusals: frozenset[str] = frozenset()
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """See `Task`."""
@@ -157,7 +159,7 @@ class LayoutTask(_JobTask):
                 captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
                 return self._answer(captures, [stage.baseline("none") for stage in captures])
         except (CaptureError, UsageError) as e:
-            return self._unplanned(server, str(e))
+            return {"refused": str(e)} if str(e) in self.refusals else self._unplanned(server, str(e))
 
     def _unplanned(self, server: CaptureServer, why: str) -> dict[str, Any]:
         """As TorchTitan itself runs the job. Planning puts AutoSAC in the place of TorchTitan's checkpointing, which it may
@@ -170,9 +172,9 @@ class LayoutTask(_JobTask):
                 continue
             try:
                 simulation, _ = simulate_in(server, self.job, checkpointing=name)
-            except (CaptureError, UsageError):
+            except (CaptureError, UsageError) as e:
                 if not rows:
-                    return {"refused": why}
+                    return {"refused": why} | ({"as_it_runs": True} if str(e) == why else {})
                 continue
             stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
             rows.append(asdict(PredictedStep.of(name, stages, inner, self.goal.budget_kind)))

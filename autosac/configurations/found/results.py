@@ -87,6 +87,14 @@ def _times(row: ConfigurationRow) -> dict[str, float]:
     return found
 
 
+def least_of_kinds(pruned: Mapping[Layout, float]) -> dict[str, float]:
+    """The least bound of the layouts that bounds ruled out, for each kind of GPU that has any."""
+    found: dict[str, float] = {}
+    for layout, bound in pruned.items():
+        found[layout.gpu] = min(bound, found.get(layout.gpu, math.inf))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """How much work a search was. `configurations`: layouts times ways of checkpointing; the rest counts layouts. `derived`:

@@ -32,8 +32,9 @@ from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, 
 from autosac.configurations.evaluating.study import Study
 from autosac.configurations.evaluating.workers import WorkerLost, Workers
 from autosac.configurations.found.job_files import job_path, written_job
-from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
+from autosac.configurations.running.order import preferred, put_off
 from autosac.configurations.running.refusals import Refusals, unlike
 from autosac.configurations.running.sampling import Sampler, sampled
 from autosac.configurations.running.too_large import TooLarge
@@ -54,7 +55,6 @@ from autosac.jobs.titan import TitanJob
 
 _TRIES = 3
 _MOST_LAYOUTS = 50_000
-_PUT_OFF = 0.02
 
 
 class TitanSearch:
@@ -76,6 +76,7 @@ class TitanSearch:
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
         self._refusals = Refusals()
+        self._as_it_runs: set[str] = set()  # refusals that say the same without AutoSAC
         self._induced: set[Layout] = set()  # refused as others were, without being tried
         self._too_large = TooLarge(self.stage_layers)
         self._walked: set[Layout] = set()  # whose bounds know the paths through their schedules
@@ -106,9 +107,7 @@ class TitanSearch:
             raise UsageError(
                 f"no configuration of the space is legal on {sizes}: {self._why_none()} (--show-space prints the space)"
             )
-        return sorted(
-            found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch)
-        )
+        return sorted(found, key=preferred)
 
     def _why_none(self) -> str:
         offer, own = self._wanted.request.offers[0], self._own
@@ -200,12 +199,16 @@ class TitanSearch:
         """By the parameters' shapes, which the first sheet tells; 0 if there is none, but layouts that run without."""
         reasons: list[str] = []
         for served in unlike(map(sheet_layout, self.layouts)):
+            if self._refusals.reason(served) is not None:
+                continue
             self._progress("capturing a few layers")
             self.ask_sheet(served)
             sheet = self.sheet_of(served)
             if isinstance(sheet, Sheet):
                 return {layout: self.bounds.first(layout, sheet) for layout in self.layouts}
             reasons.append(str(sheet))
+            if self._machines.key("sheet", served) not in self._lost:
+                self._refusals.refused(served, str(sheet))
         for layout in unlike(layout for layout in self.layouts if not runs_as_its_sheet(layout)):
             work = PendingWork(self._machines.key("layout", layout), self.task(layout, 0.0))
             if "refused" not in (self._ask(work) or {"refused": ""}):
@@ -293,6 +296,11 @@ class TitanSearch:
             self._walked.add(layout)
         if self._too_large.rules_out(layout):
             return Bound(math.inf)
+        if layout.without_plans != layout:
+            plain = self._study.answer(self._machines.key("layout", layout.without_plans)) or {}
+            tight = plain.get("at_least_ms", 0.0) * self._machines.weight(layout)  # which no plan shortens
+            if tight > bound:
+                return Bound(tight)
         key = self._machines.key("layout", layout)
         if key in self._lost:
             self._failed[layout] = bound
@@ -369,6 +377,7 @@ class TitanSearch:
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.request.confidence,
             least_ms=self.least_ms(layout),
+            refusals=frozenset(self._as_it_runs),
         )
 
     def least_ms(self, layout: Layout) -> dict[str, float]:
@@ -427,6 +436,8 @@ class TitanSearch:
             return
         self._asked += 1
         self._evaluated.add(key)
+        if "as_it_runs" in answer:
+            self._as_it_runs.add(answer["refused"])
         rows = [*answer.get("rows", ()), *([answer["row"]] if "row" in answer else [])]
         fitting = [row["step_ms"] for row in rows if row["fits"]]
         knobs = dict(word.split("=", 1) for word in key.split()[1:] if "=" in word)
@@ -471,7 +482,7 @@ class TitanSearch:
             settings={row.layout: self.settings(row.layout) for row in rows},
             budgets_bytes=self._machines.budgets_bytes(),
             closest=self.outcome.closest,
-            kinds=self._least_of_kinds(),
+            kinds=least_of_kinds(self.outcome.pruned),
             seconds=time.monotonic() - self._begin,
             offers=tuple(self._wanted.request.offers),
             sampled=self.sampled and self._ended,
@@ -479,21 +490,7 @@ class TitanSearch:
             confidence=self._wanted.request.confidence,
         )
 
-    def _least_of_kinds(self) -> dict[str, float]:
-        """The least bound of the layouts that bounds ruled out, for each kind of GPU that has any."""
-        found: dict[str, float] = {}
-        for layout, bound in self.outcome.pruned.items():
-            found[layout.gpu] = min(bound, found.get(layout.gpu, math.inf))
-        return found
-
     def _why_lost(self, layout: Layout) -> str:
         return next(
             self._lost[key] for kind in ("layout", "plan") if (key := self._machines.key(kind, layout)) in self._lost
         )
-
-
-def put_off(layout: Layout, bound: float) -> float:
-    """The bound, longer by 2 % for each doubling of what has to be captured and simulated of a layout: one rank of each stage,
-    with all microbatches. So the best is known early, and deep pipelines whose bounds are above it are never worked out.
-    """
-    return bound * (1 + _PUT_OFF * math.log2(layout.pipeline * (layout.microbatches if layout.pipeline > 1 else 1)))
