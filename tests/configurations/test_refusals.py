@@ -10,7 +10,7 @@ import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.evaluating.evaluations import LayoutTask
-from autosac.configurations.running.refusals import Refusals, unlike
+from autosac.configurations.running.refusals import Refusals, is_hopeless, unlike
 from autosac.configurations.space.layout import Layout
 from autosac.errors import CaptureError
 from autosac.jobs.titan import TitanJob
@@ -113,6 +113,13 @@ def test_each_value_of_a_knob_is_tried_once_and_each_pair_after_them() -> None:
         replace(plain, tensor=2, context=2, compile=True, microbatch=8),
     ]
     assert list(unlike([*some, *some])) == [some[i] for i in (0, 2, 3, 5, 6, 4, 7)]
+
+
+def test_eight_times_the_same_words_are_hopeless() -> None:
+    """Seven may be chance, and other words among them say that settings matter."""
+    assert is_hopeless(["no such model"] * 8)
+    assert not is_hopeless(["no such model"] * 7)
+    assert not is_hopeless(["no such model"] * 8 + ["no such attention"])
 
 
 def test_any_pair_of_values_is_found_that_alone_can_run() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -62,6 +62,11 @@ class Refusals:
                     if _is_to_blame(feature, layouts):
                         return reason
         return None
+
+
+def is_hopeless(reasons: Sequence[str]) -> bool:
+    """Whether layouts that are unlike each other were refused so often, always in the same words."""
+    return len(reasons) >= _ALIKE and len(set(reasons)) == 1
 
 
 def unlike(layouts: Iterable[Layout]) -> Iterator[Layout]:

@@ -9,8 +9,8 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 3. its step without checkpointing, simulated.
 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
-capture. If that does not fit, the layout is planned for again, on captures.
-A layout that cannot be made to fit rules out those that need more memory (`running.too_large`).
+capture. If that does not fit, the layout is planned for again, on captures. What cannot be made to fit rules out what needs
+more memory (`running.too_large`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autosac.configurations.found.job_files import job_path, written_job
 from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
 from autosac.configurations.running.order import preferred, put_off
-from autosac.configurations.running.refusals import Refusals, unlike
+from autosac.configurations.running.refusals import Refusals, is_hopeless, unlike
 from autosac.configurations.running.sampling import Sampler, sampled
 from autosac.configurations.running.too_large import TooLarge
 from autosac.configurations.space.layout import (
@@ -94,8 +94,7 @@ class TitanSearch:
     def _legal(self) -> list[Layout]:
         found: list[Layout] = []
         for offer in self._wanted.request.offers:
-            per_node = self._machines.per_node(offer.gpu)
-            own = self._own
+            per_node, own = self._machines.per_node(offer.gpu), self._own
             rest = (offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
             some = legal(self._wanted.space, offer.gpu, *rest)
             found += itertools.islice(some, _MOST_LAYOUTS + 1)
@@ -199,7 +198,7 @@ class TitanSearch:
         """By the parameters' shapes, which the first sheet tells; 0 if there is none, but layouts that run without."""
         reasons: list[str] = []
         for served in unlike(map(sheet_layout, self.layouts)):
-            if self._refusals.reason(served) is not None:
+            if self._refusals.reason(served) is not None or is_hopeless(reasons):
                 continue
             self._progress("capturing a few layers")
             self.ask_sheet(served)
@@ -208,11 +207,16 @@ class TitanSearch:
                 return {layout: self.bounds.first(layout, sheet) for layout in self.layouts}
             reasons.append(str(sheet))
             if self._machines.key("sheet", served) not in self._lost:
-                self._refusals.refused(served, str(sheet))
+                self._refusals.refused(served, reasons[-1])
+        without: list[str] = []
         for layout in unlike(layout for layout in self.layouts if not runs_as_its_sheet(layout)):
+            if is_hopeless(without):
+                break
             work = PendingWork(self._machines.key("layout", layout), self.task(layout, 0.0))
-            if "refused" not in (self._ask(work) or {"refused": ""}):
+            answer = self._ask(work) or {"refused": ""}
+            if "refused" not in answer:
                 return dict.fromkeys(self.layouts, 0.0)
+            without.append(answer["refused"])
         raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
 
     def sheet_bound(self, layout: Layout, room_bytes: float | None = None) -> float | None:
@@ -337,8 +341,8 @@ class TitanSearch:
         return Value(value)
 
     def _refuse(self, layout: Layout, reason: str, tried: Layout) -> Value:
-        self._refused[layout] = reason
         self._refusals.refused(tried, reason)
+        self._refused[layout] = reason
         return Value(math.inf)
 
     def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | PendingWork:
