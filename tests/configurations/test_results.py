@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from autosac.cli.parser import main
 from autosac.configurations.evaluating.evaluations import PredictedStep
-from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, is_tied
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, is_tied, told_as
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.space import Space, space_of
+from autosac.plans import Plan, Settings
+from plans import MADE_FOR
 
 
 def row(step_ms: float, *, fits: bool = True, **errors_ms: float) -> ConfigurationRow:
@@ -59,3 +62,18 @@ def test_a_result_prints_in_a_line() -> None:
     assert str(result(row(1234.5), proven=False)) == f"best of 1 configurations (not proven): {best}"
     assert str(result(row(80.0, fits=False), row(90.0, fits=False))) == "none of 2 configurations fits (proven)"
     assert str(result(proven=False)) == "none of 0 configurations fits (not proven)"
+
+
+def test_a_row_is_told_by_what_its_plan_does() -> None:
+    """Without a plan, or with one that does no more than others, it is that of the layout without; if the space has that."""
+    both = Space(activation_offload=(False, True), chunk_loss=(False, True))
+    layout = Layout(gpu="any", activation_offload=True, chunk_loss=True)
+    usual, chunked = (
+        Plan(made_for=MADE_FOR, units=(), settings=Settings(loss_chunks=chunks)).to_bytes().decode()
+        for chunks in (1, 4)
+    )
+    assert told_as(layout, both, None) == told_as(layout, both, usual) == layout.without_plans
+    assert told_as(layout, both, chunked) == replace(layout, activation_offload=False)
+    assert told_as(layout.without_plans, both, usual) == layout.without_plans
+    only = Space(activation_offload=(True,), chunk_loss=(True,))
+    assert told_as(layout, only, usual) == told_as(layout, only, None) == layout

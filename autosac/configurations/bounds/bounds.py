@@ -213,7 +213,11 @@ def time_bound_ms(
             waits += extra_ms[rank]
         beside = shape.traffic.busy_ms(messages * gathers_of(layout), messages * scatters_of(layout)) - waits - fill
         worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
-    return max(worst, host_bound_ms(layout, shape.host, shape.layers))
+    issued = host_bound_ms(layout, shape.host, shape.layers)
+    updated = (
+        optimizer_ms(layout, shape, shape.layers, 0) if issued and layout.cpu_offload else 0.0
+    )  # by the same thread
+    return max(worst, issued + updated)
 
 
 def path_bound_ms(

@@ -32,7 +32,7 @@ from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, 
 from autosac.configurations.evaluating.study import Study
 from autosac.configurations.evaluating.workers import WorkerLost, Workers
 from autosac.configurations.found.job_files import job_path, written_job
-from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds, told_as
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
 from autosac.configurations.running.order import preferred, put_off
 from autosac.configurations.running.refusals import Refusals, is_hopeless, unlike
@@ -397,7 +397,9 @@ class TitanSearch:
         weight = self._machines.weight(layout)
         rows = [
             ConfigurationRow(
-                layout=self._told_as(layout, row["checkpointing"]),
+                layout=told_as(
+                    layout, self._wanted.space, answer.get("plan") if row["checkpointing"] == "autosac" else None
+                ),
                 measured=(measured := PredictedStep(**row)),
                 score=measured.step_ms * weight,
                 offer=self._machines.offers[layout.gpu],
@@ -414,12 +416,6 @@ class TitanSearch:
         if not fitting and not {"skipped", "unplanned"} & answer.keys() and layout not in self._failed:
             self._too_large.note(layout)
         return min(fitting, default=math.inf)
-
-    def _told_as(self, layout: Layout, checkpointing: str) -> Layout:
-        """The layout that a row is of: without a plan, that without what only plans do, if the space has it."""
-        space, plain = self._wanted.space, layout.without_plans
-        known = plain.activation_offload in space.activation_offload and plain.chunk_loss in space.chunk_loss
-        return plain if known and checkpointing != "autosac" else layout
 
     def finished(self, work: PendingWork, future: Future[Any]) -> None:
         """See `running.engine.CandidateSteps`."""
@@ -456,8 +452,11 @@ class TitanSearch:
 
     def result(self) -> SearchResult:
         """What is known now."""
-        every = {(row.layout, row.measured.checkpointing): row for rows in self._rows.values() for row in rows}
-        rows = sorted(every.values(), key=lambda row: row.score)
+        every = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
+        best_of: dict[Any, ConfigurationRow] = {}
+        for row in every:
+            best_of.setdefault((row.layout, row.measured.checkpointing), row)
+        rows = list(best_of.values())
         refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
         limit = self.outcome.best * (1 - self._wanted.request.gap)
