@@ -82,13 +82,12 @@ def _of_layout(search: TitanSearch, layout: Layout, answer: dict[str, Any]) -> I
     search.ask_sheet(layout)
     best = min((row["step_ms"] for row in rows if row["fits"]), default=math.inf)
     yield Checked(layout=layout, name="first", bound=search.first_bounds()[layout], value=best)
-    yield Checked(
-        layout=layout, name="none", bound=search.sheet_bound(layout, math.inf) or 0.0, value=answer["at_least_ms"]
-    )
+    none = answer.get("at_least_ms", min(row["step_ms"] for row in rows))  # unless it cannot run
+    yield Checked(layout=layout, name="none", bound=search.sheet_bound(layout, math.inf) or 0.0, value=none)
     least = search.least_bytes(layout)
     for row in rows:
         name, peak = row["checkpointing"], row["peak_reserved_bytes"]
         tight = search.sheet_bound(layout, peak) or 0.0
-        yield Checked(layout=layout, name=f"{name} less none", bound=answer["at_least_ms"], value=row["step_ms"])
+        yield Checked(layout=layout, name=f"{name} less none", bound=none, value=row["step_ms"])
         yield Checked(layout=layout, name=f"{name} within its own memory", bound=tight, value=row["step_ms"])
         yield Checked(layout=layout, name=f"{name} bytes", bound=least, value=peak)

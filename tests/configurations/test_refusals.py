@@ -156,5 +156,8 @@ def test_what_torchtitan_itself_refuses_is_tried_twice_only_once(monkeypatch: py
     assert tried == ["plan", "run"]
     again = replace(task, refusals=frozenset({"no such attention"}))
     assert again.run(server) == {"refused": "no such attention"} and tried == ["plan", "run", "plan"]
+    full = replace(task, checkpointing=("none", "full", "selective-op"))
+    assert full.run(server)["as_it_runs"] and tried[3:] == ["plan", *["run"] * 3]
     words["plan"] = "no plan beside this"
+    del tried[3:]
     assert again.run(server) == {"refused": "no plan beside this"} and tried[3:] == ["plan", "run"]

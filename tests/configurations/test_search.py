@@ -371,6 +371,13 @@ def test_a_job_that_cannot_be_planned_for_is_simulated_as_it_runs(
     assert [row["checkpointing"] for row in own] == ["none", "full"] and "plan" in planned
     assert unplanned == {"rows": own, "at_least_ms": own[0]["step_ms"], "unplanned": "no plan beside this"}
 
+    def only_full(*given: Any, checkpointing: str, **more: Any) -> Any:
+        return simulate_in(*given, checkpointing=checkpointing, **more) if checkpointing == "full" else refuse()
+
+    monkeypatch.setattr("autosac.configurations.evaluating.evaluations.simulate_in", only_full)
+    without = replace(task, checkpointing=("full", "none")).run(capture_server)
+    assert without == {"rows": own[1:], "unplanned": "no plan beside this"}
+
 
 def test_frozen_parameters_have_neither_gradients_nor_states(search: TitanSearch, everything: Any) -> None:
     """The debug model trains all of its parameters; were half of their states missing, bounds would count none of them."""

@@ -140,9 +140,10 @@ class LayoutTask(_JobTask):
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
     left out (``skipped``, with its bound). Answer: ``rows`` (documents of `PredictedStep`) and ``at_least_ms``, the step
-    without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``unplanned``, why the job
-    cannot be planned for, though it runs; ``cut_off``, the step that could not be beaten; or ``refused``, and ``as_it_runs``
-    if TorchTitan itself refuses the job with the same words. `refusals`: such words, after which nothing else is tried.
+    without checkpointing, if that runs; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``unplanned``,
+    why the job cannot be planned for, though it runs; ``cut_off``, the step that could not be beaten; or ``refused``, and
+    ``as_it_runs`` if TorchTitan itself refuses the job in the same words. `refusals`: such words, after which nothing else
+    is tried.
     """
 
     goal: Goal
@@ -167,23 +168,23 @@ class LayoutTask(_JobTask):
         """
         _, inner = _within(self.confidence, self.goal, self.job)
         rows: list[dict[str, Any]] = []
+        said = set()
         for name in ("none", "full", "selective-op"):
-            if rows and name not in self.checkpointing:
+            if name != "none" and name not in self.checkpointing:
                 continue
             try:
                 simulation, _ = simulate_in(server, self.job, checkpointing=name)
             except (CaptureError, UsageError) as e:
-                if not rows:
-                    return {"refused": why} | ({"as_it_runs": True} if str(e) == why else {})
+                said.add(str(e))
                 continue
             stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
             rows.append(asdict(PredictedStep.of(name, stages, inner, self.goal.budget_kind)))
+        if not rows:
+            return {"refused": why} | ({"as_it_runs": True} if said == {why} else {})
         asked = {*self.checkpointing, *(["none"] if "autosac" in self.checkpointing else [])}
-        return {
-            "rows": [row for row in rows if row["checkpointing"] in asked],
-            "at_least_ms": rows[0]["step_ms"],
-            "unplanned": why,
-        }
+        answer = {"rows": [row for row in rows if row["checkpointing"] in asked], "unplanned": why}
+        first = rows[0]
+        return answer | ({"at_least_ms": first["step_ms"]} if first["checkpointing"] == "none" else {})
 
     def _answer(self, captures: Sequence[TitanCaptures], stages: Sequence[Simulation]) -> dict[str, Any]:
         goal = replace(self.goal, confirm=False, changes=False)
