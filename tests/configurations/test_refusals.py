@@ -10,7 +10,7 @@ import pytest
 
 from autosac.capture.process.server import CaptureServer
 from autosac.configurations.evaluating.evaluations import LayoutTask
-from autosac.configurations.running.refusals import Refusals, is_hopeless, unlike
+from autosac.configurations.running.refusals import Refusals, hopeful, unlike
 from autosac.configurations.space.layout import Layout
 from autosac.errors import CaptureError
 from autosac.jobs.titan import TitanJob
@@ -115,11 +115,17 @@ def test_each_value_of_a_knob_is_tried_once_and_each_pair_after_them() -> None:
     assert list(unlike([*some, *some])) == [some[i] for i in (0, 2, 3, 5, 6, 4, 7)]
 
 
-def test_eight_times_the_same_words_are_hopeless() -> None:
-    """Seven may be chance, and other words among them say that settings matter."""
-    assert is_hopeless(["no such model"] * 8)
-    assert not is_hopeless(["no such model"] * 7)
-    assert not is_hopeless(["no such model"] * 8 + ["no such attention"])
+def test_eight_times_the_same_words_end_the_tries() -> None:
+    """Other words among them say that settings matter: then all are tried."""
+    every = layouts(tensor=(1, 2, 4, 8), context=(1, 2, 4))
+    reasons: list[str] = []
+    for _ in hopeful(every, reasons):
+        reasons.append("no such model")
+    assert len(reasons) == 8
+    reasons = []
+    for layout in hopeful(every, reasons):
+        reasons.append("no such attention" if layout.context > 1 else "no such model")
+    assert len(reasons) == len(every)
 
 
 def test_any_pair_of_values_is_found_that_alone_can_run() -> None:

@@ -64,9 +64,12 @@ class Refusals:
         return None
 
 
-def is_hopeless(reasons: Sequence[str]) -> bool:
-    """Whether layouts that are unlike each other were refused so often, always in the same words."""
-    return len(reasons) >= _ALIKE and len(set(reasons)) == 1
+def hopeful(layouts: Iterable[Layout], reasons: Sequence[str]) -> Iterator[Layout]:
+    """`unlike` layouts, until so many of them were refused, always in the same words. `reasons` grows meanwhile."""
+    for layout in unlike(layouts):
+        if len(reasons) >= _ALIKE and len(set(reasons)) == 1:
+            return
+        yield layout
 
 
 def unlike(layouts: Iterable[Layout]) -> Iterator[Layout]:

@@ -35,7 +35,7 @@ from autosac.configurations.found.job_files import job_path, written_job
 from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds, told_as
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
 from autosac.configurations.running.order import preferred, put_off
-from autosac.configurations.running.refusals import Refusals, is_hopeless, unlike
+from autosac.configurations.running.refusals import Refusals, hopeful
 from autosac.configurations.running.sampling import Sampler, sampled
 from autosac.configurations.running.too_large import TooLarge
 from autosac.configurations.space.layout import (
@@ -197,8 +197,8 @@ class TitanSearch:
     def first_bounds(self) -> dict[Layout, float]:
         """By the parameters' shapes, which the first sheet tells; 0 if there is none, but layouts that run without."""
         reasons: list[str] = []
-        for served in unlike(map(sheet_layout, self.layouts)):
-            if self._refusals.reason(served) is not None or is_hopeless(reasons):
+        for served in hopeful(map(sheet_layout, self.layouts), reasons):
+            if self._refusals.reason(served) is not None:
                 continue
             self._progress("capturing a few layers")
             self.ask_sheet(served)
@@ -209,9 +209,7 @@ class TitanSearch:
             if self._machines.key("sheet", served) not in self._lost:
                 self._refusals.refused(served, reasons[-1])
         without: list[str] = []
-        for layout in unlike(layout for layout in self.layouts if not runs_as_its_sheet(layout)):
-            if is_hopeless(without):
-                break
+        for layout in hopeful((layout for layout in self.layouts if not runs_as_its_sheet(layout)), without):
             work = PendingWork(self._machines.key("layout", layout), self.task(layout, 0.0))
             answer = self._ask(work) or {"refused": ""}
             if "refused" not in answer:
