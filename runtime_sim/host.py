@@ -202,11 +202,16 @@ def _operator_us(signature: Signature, host: HostModel, phase: Phase) -> float:
     by_phase = {Phase.BACKWARD: host.backward_op_us, Phase.OPTIMIZER: host.optimizer_op_us}
     return (
         by_phase.get(phase, host.eager_op_us)
-        + (host.list_tensor_us + (host.wrapped_tensor_us if signature.wrappers else 0.0)) * max(0, extra)
+        + listed_us(signature, host) * max(0, extra)
         + (host.recompute_op_us if phase == Phase.RECOMPUTE else 0.0)
         + host.host_gb_us * _on_host_bytes(signature) / 1e9
         + dispatch_us
     )
+
+
+def listed_us(signature: Signature, host: HostModel) -> float:
+    """Host time of each tensor of a list operator beyond a plain operator's."""
+    return host.list_tensor_us + (host.wrapped_tensor_us if signature.wrappers else 0.0)
 
 
 def _collective_us(signature: Signature, host: HostModel) -> float:

@@ -56,6 +56,7 @@ WITHOUT_CAPTURES = (
     "bench/test_results.py",
     "bench/test_suite.py",
     "benchmarks/test_matrix.py",
+    "benchmarks/test_small_spaces.py",
     "benchmarks/test_step_kinds.py",
     "capture/test_dispatch_cache.py",
     "capture/test_exchanged_values.py",

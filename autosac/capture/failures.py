@@ -91,12 +91,13 @@ _REMEDIES = {
         "the step checks the values of tensors, and simulated tensors have none: leave the check out"
     ),
 }
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 _SHAPELESS = re.compile(r"(\S+): attempted to run this operator with Meta tensors")
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks; its type if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's message without line breaks and addresses of objects, the same in every process; its type if it has none."""
+    return _ADDRESS.sub("", " ".join(str(error).split())) or type(error).__name__
 
 
 def capture_error(error: BaseException, doing: str) -> AutosacError:

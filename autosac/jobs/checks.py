@@ -49,14 +49,7 @@ _ONE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
 
 def check_job_file(path: str, overrides: Sequence[str], world_size: int) -> None:
     """UsageError, which names the file or the setting, its value and what is allowed, if the job cannot run."""
-    try:
-        document = parse_toml(read_bounded(path, TEXT_BYTES))
-    except OSError as e:
-        raise UsageError(f"job file {path}: {e.strerror or e}") from e
-    except DocumentError as e:
-        raise UsageError(f"job file {path} is not valid TOML: {e}") from e
-    if not document and not overrides:
-        raise UsageError(f"job file {path} is empty: it needs at least a section [model] with name and flavor")
+    document = _document(path, overrides)
     known = titan_source.sections()
     if not known:
         return
@@ -72,11 +65,24 @@ def check_job_file(path: str, overrides: Sequence[str], world_size: int) -> None
     _check_offload(settings, world_size)
 
 
+def _document(path: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """What a job file says. UsageError if it cannot be read, or the job says nothing at all."""
+    try:
+        document = parse_toml(read_bounded(path, TEXT_BYTES))
+    except OSError as e:
+        raise UsageError(f"job file {path}: {e.strerror or e}") from e
+    except DocumentError as e:
+        raise UsageError(f"job file {path} is not valid TOML: {e}") from e
+    if not document and not overrides:
+        raise UsageError(f"job file {path} is empty: it needs at least a section [model] with name and flavor")
+    return document
+
+
 def read_setting(path: str, overrides: Sequence[str]) -> Callable[[str], Any]:
-    """A function that says what a checked job has for a setting ("training.seq_len"), as it is written: in the arguments, the
-    file, or TorchTitan's defaults; None if nobody says.
+    """A function that says what a job has for a setting ("training.seq_len"), as it is written: in the arguments, the file, or
+    TorchTitan's defaults; None if nobody says. UsageError if the file cannot be read.
     """
-    settings = _Settings(parse_toml(read_bounded(path, TEXT_BYTES)), titan_source.sections(), overrides, path)
+    settings = _Settings(_document(path, overrides), titan_source.sections(), overrides, path)
 
     def read(name: str) -> Any:
         value = settings.text(name)

@@ -1,5 +1,6 @@
 """Searches: ``python -m benchmarks.search --truth DIR`` ranks published runs; ``--job FILE --world-size N`` measures a search,
-or checks the bounds of so many layouts with ``--check COUNT``, or compares pipeline stages with ``--splits``.
+or checks the bounds of so many layouts with ``--check COUNT``, or compares pipeline stages with ``--splits``. ``--small FIRST
+COUNT`` works out small spaces taken at random as a whole, and compares the search's best with the best of all.
 
 Options: ``--gpu NAME``, ``--space FILE``, ``--budget BUDGET``, ``--seed N``, ``--workers N``, ``--sample-seconds S`` (default:
 as long as the search), ``--cache DIR`` (captures of published runs), ``--csv FILE`` (their predictions, by
@@ -19,6 +20,7 @@ from autosac.configurations.space.space import Space, load_space
 from benchmarks.ending import exit_code
 from benchmarks.search.checks import check_bounds
 from benchmarks.search.ranking import rank_published, reading, simulating
+from benchmarks.search.small import check_small
 from benchmarks.search.speed import measure
 from benchmarks.search.splits import compare_splits
 from benchmarks.truth import truth_folder
@@ -38,6 +40,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--budget", default="85%")
     parser.add_argument("--splits", action="store_true")
     parser.add_argument("--check", type=int, default=0, metavar="COUNT")
+    parser.add_argument("--small", type=int, nargs=2, metavar=("FIRST", "COUNT"))
     parser.add_argument("--seed", type=int, default=0)
     return parser
 
@@ -46,6 +49,9 @@ def run(options: argparse.Namespace) -> int:
     """Do what was asked for. 1 if a bound did not hold."""
     if options.truth is not None:
         rank_published(options.truth, reading(options.csv) if options.csv is not None else simulating(options.cache))
+    if options.small is not None:
+        first, count = options.small
+        return int(check_small(range(first, first + count)) > 0)
     if options.job is not None:
         offer = Offer(gpu=options.gpu, world_size=options.world_size)
         request = SearchRequest(

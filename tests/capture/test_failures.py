@@ -137,3 +137,11 @@ def test_branches_that_depend_on_values(capture: Capture) -> None:
 
     with pytest.raises(Exception, match=r"torch\.cond chooses a branch by the value of a simulated tensor"):
         capture(make_step)
+
+
+def test_an_error_reads_the_same_in_every_process() -> None:
+    """Addresses of objects are left out: two refusals for one reason are known to be alike."""
+    one, other = object(), object()
+    told = {str(capture_error(KeyError(each), "training step 1")).partition(" (at")[0] for each in (one, other)}
+    assert told == {"training step 1: KeyError: <object object>"}
+    assert "read at 0x1f" in str(capture_error(ValueError("read at 0x1f"), "training step 1"))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
-from autosac.configurations.running.refusals import Refusals, unlike
+import pytest
+
+from autosac.capture.process.server import CaptureServer
+from autosac.configurations.evaluating.evaluations import LayoutTask
+from autosac.configurations.running.refusals import Refusals, hopeful, unlike
 from autosac.configurations.space.layout import Layout
+from autosac.errors import CaptureError
+from autosac.jobs.titan import TitanJob
+from autosac.planning.closed_loop import Goal
+from autosac.simulation import Target
 
 
 def layouts(**degrees: tuple[int, ...]) -> list[Layout]:
@@ -87,8 +96,10 @@ def test_what_was_tried_is_not_asked_again() -> None:
     assert refusals.reason(Layout(gpu="h100", tensor=2, context=8)) == "no"
 
 
-def test_each_value_of_a_knob_is_tried_once() -> None:
-    """Sizes are no reason for another try; the first layout with any new degree or setting is one."""
+def test_each_value_of_a_knob_is_tried_once_and_each_pair_after_them() -> None:
+    """Sizes are no reason for another try; the first layout with any new degree or setting is one, and then that with a new
+    pair of them.
+    """
     plain = Layout(gpu="any", microbatch=2)
     some = [
         plain,
@@ -98,5 +109,61 @@ def test_each_value_of_a_knob_is_tried_once() -> None:
         replace(plain, tensor=2, context=2),
         replace(plain, tensor=2, compile=True),
         replace(plain, gpu="other"),
+        replace(plain, tensor=2, context=2, compile=True),
+        replace(plain, tensor=2, context=2, compile=True, microbatch=8),
     ]
-    assert list(unlike([*some, *some])) == [some[0], some[2], some[3], some[5], some[6]]
+    assert list(unlike([*some, *some])) == [some[i] for i in (0, 2, 3, 5, 6, 4, 7)]
+
+
+def test_eight_times_the_same_words_end_the_tries() -> None:
+    """Other words among them say that settings matter: then all are tried."""
+    every = layouts(tensor=(1, 2, 4, 8), context=(1, 2, 4))
+    reasons: list[str] = []
+    for _ in hopeful(every, reasons):
+        reasons.append("no such model")
+    assert len(reasons) == 8
+    reasons = []
+    for layout in hopeful(every, reasons):
+        reasons.append("no such attention" if layout.context > 1 else "no such model")
+    assert len(reasons) == len(every)
+
+
+def test_any_pair_of_values_is_found_that_alone_can_run() -> None:
+    """Whichever two settings need each other, a layout with both is among those that are tried."""
+    every = layouts(tensor=(1, 2, 4), context=(1, 2), expert=(1, 2), microbatch=(1, 2))
+    tried = list(unlike(every))
+    assert len(tried) < len(every) / 2
+    for pair in itertools.product((1, 2, 4), (1, 2)):
+        assert any((layout.tensor, layout.context) == pair for layout in tried)
+        assert any((layout.tensor, layout.expert) == pair for layout in tried)
+
+
+def test_what_torchtitan_itself_refuses_is_tried_twice_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that cannot be planned for is tried as it runs, unless the same words came of that before; other words say nothing
+    of what runs.
+    """
+    tried: list[str] = []
+    words = {"plan": "no such attention", "run": "no such attention"}
+
+    def refusing(way: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
+            tried.append(way)
+            raise CaptureError(words[way])
+
+        return refuse
+
+    module = "autosac.configurations.evaluating.evaluations"
+    monkeypatch.setattr(f"{module}.captures_of", refusing("plan"))
+    monkeypatch.setattr(f"{module}.simulate_in", refusing("run"))
+    server = CaptureServer()  # nothing begins
+    job = TitanJob(config_file="job.toml", target=Target.of("h100-sxm-80gb", 2))
+    task = LayoutTask(job=job, goal=Goal(budget_bytes=1), checkpointing=("none",), cutoff_ms=1.0)
+    assert task.run(server) == {"refused": "no such attention", "as_it_runs": True}
+    assert tried == ["plan", "run"]
+    again = replace(task, refusals=frozenset({"no such attention"}))
+    assert again.run(server) == {"refused": "no such attention"} and tried == ["plan", "run", "plan"]
+    full = replace(task, checkpointing=("none", "full", "selective-op"))
+    assert full.run(server)["as_it_runs"] and tried[3:] == ["plan", *["run"] * 3]
+    words["plan"] = "no plan beside this"
+    del tried[3:]
+    assert again.run(server) == {"refused": "no plan beside this"} and tried[3:] == ["plan", "run"]

@@ -11,7 +11,7 @@ import pytest
 
 import autosac
 from autosac.cli import search as command
-from autosac.cli.parser import build_parser
+from autosac.cli.parser import build_parser, main
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.request import SearchRequest
 from autosac.configurations.space.space import Space
@@ -102,3 +102,24 @@ def test_a_search_of_a_path_says_what_to_give() -> None:
     """A job's path alone is no request."""
     with pytest.raises(UsageError, match=r"give SearchRequest\(job=\.\.\., offers=\.\.\.\)"):
         autosac.search("job.toml")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[model", "is not valid TOML: Expected ']'"),
+        (b"\xff\xfe", "is not valid TOML: it is not UTF-8 text"),
+        (b"", "is empty: it needs at least a section [model]"),
+    ],
+)
+def test_a_job_file_that_cannot_be_read_is_one_line(
+    content: bytes, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Damaged and empty job files end the search before it begins, without a study."""
+    job = tmp_path / "job.toml"
+    job.write_bytes(content)
+    words = ["search", str(job), "--gpu", "h100-sxm-80gb", "--study", str(tmp_path / "study"), "--quiet"]
+    assert main(words) == 2
+    complaint = capfd.readouterr().err
+    assert complaint.startswith(f"autosac: job file {job} {message}") and complaint.count("\n") == 1
+    assert not (tmp_path / "study").exists()

@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from autosac.cli.parser import main
 from autosac.configurations.evaluating.evaluations import PredictedStep
-from autosac.configurations.found.results import ConfigurationRow, is_tied
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, is_tied, told_as
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.space import Space, space_of
+from autosac.plans import Plan, Settings
+from plans import MADE_FOR
+
+
+def row(step_ms: float, *, fits: bool = True, **errors_ms: float) -> ConfigurationRow:
+    """A configuration on one GPU without checkpointing."""
+    measured = PredictedStep(
+        checkpointing="none",
+        step_ms=step_ms,
+        recompute_ms=0.0,
+        peak_reserved_bytes=3 * 2**30,
+        fits=fits,
+        tokens_per_second=1.0,
+        mfu=0.1,
+        parts={},
+        errors_ms=errors_ms,
+    )
+    return ConfigurationRow(
+        layout=Layout(gpu="any"), measured=measured, score=step_ms, offer=Offer(gpu="any", world_size=1)
+    )
+
+
+def result(*rows: ConfigurationRow, proven: bool = True) -> SearchResult:
+    """Of a search that worked out these."""
+    counts = Counts(**dict.fromkeys(Counts.__dataclass_fields__, 0))
+    return SearchResult(rows=rows, counts=counts, objective="tokens-per-second", gap=0.0, proven=proven)
 
 
 def test_ties_are_within_the_errors_of_the_difference() -> None:
     """Errors that two steps share cancel; less than one percent tells no two configurations apart."""
-
-    def row(step_ms: float, **errors_ms: float) -> ConfigurationRow:
-        measured = PredictedStep(
-            checkpointing="none",
-            step_ms=step_ms,
-            recompute_ms=0.0,
-            peak_reserved_bytes=1,
-            fits=True,
-            tokens_per_second=1.0,
-            mfu=0.1,
-            parts={},
-            errors_ms=errors_ms,
-        )
-        return ConfigurationRow(
-            layout=Layout(gpu="any"), measured=measured, score=step_ms, offer=Offer(gpu="any", world_size=1)
-        )
-
     assert is_tied(row(100, gemm=5), row(100.9, gemm=5))
     assert not is_tied(row(100, gemm=5), row(103, gemm=5))
     assert is_tied(row(100, gemm=5), row(103, gemm=5, nccl=4))
@@ -42,3 +52,28 @@ def test_show_space_prints_a_space(capfd: pytest.CaptureFixture[str]) -> None:
     """The default space, without a job."""
     assert main(["search", "--show-space"]) == 0
     assert space_of(tomllib.loads(capfd.readouterr().out)) == Space()
+
+
+def test_a_result_prints_in_a_line() -> None:
+    """The best that fits, and whether it is proven; or that nothing fits."""
+    found = result(row(80.0, fits=False), row(1234.5), row(2000.0))
+    best = "batch 1 x 1, none, step 1,234.5 ms, peak 3.00 GiB reserved"
+    assert str(found) == f"best of 3 configurations (proven): {best}"
+    assert str(result(row(1234.5), proven=False)) == f"best of 1 configurations (not proven): {best}"
+    assert str(result(row(80.0, fits=False), row(90.0, fits=False))) == "none of 2 configurations fits (proven)"
+    assert str(result(proven=False)) == "none of 0 configurations fits (not proven)"
+
+
+def test_a_row_is_told_by_what_its_plan_does() -> None:
+    """Without a plan, or with one that does no more than others, it is that of the layout without; if the space has that."""
+    both = Space(activation_offload=(False, True), chunk_loss=(False, True))
+    layout = Layout(gpu="any", activation_offload=True, chunk_loss=True)
+    usual, chunked = (
+        Plan(made_for=MADE_FOR, units=(), settings=Settings(loss_chunks=chunks)).to_bytes().decode()
+        for chunks in (1, 4)
+    )
+    assert told_as(layout, both, None) == told_as(layout, both, usual) == layout.without_plans
+    assert told_as(layout, both, chunked) == replace(layout, activation_offload=False)
+    assert told_as(layout.without_plans, both, usual) == layout.without_plans
+    only = Space(activation_offload=(True,), chunk_loss=(True,))
+    assert told_as(layout, only, usual) == told_as(layout, only, None) == layout

@@ -371,6 +371,13 @@ def test_a_job_that_cannot_be_planned_for_is_simulated_as_it_runs(
     assert [row["checkpointing"] for row in own] == ["none", "full"] and "plan" in planned
     assert unplanned == {"rows": own, "at_least_ms": own[0]["step_ms"], "unplanned": "no plan beside this"}
 
+    def only_full(*given: Any, checkpointing: str, **more: Any) -> Any:
+        return simulate_in(*given, checkpointing=checkpointing, **more) if checkpointing == "full" else refuse()
+
+    monkeypatch.setattr("autosac.configurations.evaluating.evaluations.simulate_in", only_full)
+    without = replace(task, checkpointing=("full", "none")).run(capture_server)
+    assert without == {"rows": own[1:], "unplanned": "no plan beside this"}
+
 
 def test_frozen_parameters_have_neither_gradients_nor_states(search: TitanSearch, everything: Any) -> None:
     """The debug model trains all of its parameters; were half of their states missing, bounds would count none of them."""
@@ -461,3 +468,14 @@ def test_products_may_be_as_narrow_as_the_jobs_converters_make_them(job: Path) -
             arithmetic.append(found.bounds.fastest_arithmetic(layout))
             assert found.bounds.fastest_arithmetic(replace(layout, float8=True)) == arithmetic[-1] or not words
     assert arithmetic == ["bfloat16", "float8", "float4"]
+
+
+def test_what_only_plans_do_is_not_tried_where_none_is_needed(job: Path) -> None:
+    """The step without a plan fits, and no plan shortens it: layouts that let plans do more are ruled out by it."""
+    changes = {"activation_offload": (False, True), "chunk_loss": (False, True), "checkpointing": ("none", "autosac")}
+    with searching(inputs(job, space=TINY.model_copy(update=changes), budget="79GiB", gap=0.0)) as found:
+        result = found.run()
+        assert result.best is not None and result.proven
+        assert (result.counts.legal, result.counts.evaluated, result.counts.bounded) == (4, 1, 3)
+        plain = result.best.layout
+        assert plain == plain.without_plans and set(found.outcome.pruned.values()) == {result.best.score}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from dataclasses import dataclass, fields
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.storages.journal import JournalFileBackend
 
 from autosac.configurations.evaluating.evaluations import PredictedStep
 from autosac.configurations.evaluating.study import Study
@@ -54,6 +56,26 @@ def test_what_a_killed_process_leaves_is_removed(tmp_path: Path, monkeypatch: py
     second.record("b", {"ms": 4.0}, {}, 4.0)
     lock.symlink_to(tmp_path / "moved" / "journal.log")
     assert len(Study(Path("s"), IDENTITY, resume=True)) == 2 and not lock.is_symlink()
+
+
+def test_a_full_disk_and_a_study_that_is_gone_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found before is kept, and a search that goes on finds it."""
+    study = Study(tmp_path / "s", IDENTITY, resume=False)
+    study.record("a", {"ms": 3.0}, {}, 3.0)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    remedy = f"--resume {tmp_path}/s continues once that is mended"
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalFileBackend, "append_logs", full)
+        with pytest.raises(UsageError, match=f"^study {tmp_path}/s: No space left on device; {remedy}$"):
+            study.record("b", {"ms": 4.0}, {}, 4.0)
+        study.forget()
+    assert len(Study(tmp_path / "s", IDENTITY, resume=True)) == 1
+    (tmp_path / "s").rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=f"^study {tmp_path}/s: No such file or directory; {remedy}$"):
+        study.answer("c")
 
 
 class Clock:

@@ -36,6 +36,7 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
 7. Where products draw more power than the GPU has, the clock falls, and they take longer
    (`autosac.estimator.power.least_sustained_ms`): a rank's own part W, without transfers, takes no less than at the clock
    that is left to its products, all else in W, and what runs on other streams.
+8. One thread issues all that a rank does: without a pipeline, a step takes no less than that (`bounds.hosts`).
 
 **Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's
 shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
@@ -84,6 +85,7 @@ from autosac.configurations.bounds.beside import (
     scatter_copy_ms,
     scatters_of,
 )
+from autosac.configurations.bounds.hosts import host_bound_ms
 from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms, works_ms
 from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
@@ -211,7 +213,11 @@ def time_bound_ms(
             waits += extra_ms[rank]
         beside = shape.traffic.busy_ms(messages * gathers_of(layout), messages * scatters_of(layout)) - waits - fill
         worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
-    return worst
+    issued = host_bound_ms(layout, shape.host, shape.layers)
+    updated = (
+        optimizer_ms(layout, shape, shape.layers, 0) if issued and layout.cpu_offload else 0.0
+    )  # by the same thread
+    return max(worst, issued + updated)
 
 
 def path_bound_ms(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from autosac.configurations.bounds.hosts import NO_HOST, HostTimes
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.bounds.traffic import NO_TRAFFIC, Traffic
 from autosac.configurations.space.layout import Layout, ModelFacts
@@ -76,7 +77,7 @@ class ModelCosts:
     `hop_bytes`, `hop_ms`: a layer's input, and to send it to the next pipeline stage. `reserved`: the budget is of reserved
     memory. `leading`: how many layers at the front are like `lead`, with `lead_parameters`; all others are like `layer`.
     `layer_experts`: the most that experts are of a layer's parameters. `others`: what a step does beside its layers that is
-    no product. `power`: what the GPU may draw.
+    no product. `host`: what a rank's host pays. `power`: what the GPU may draw.
     """
 
     layers: int
@@ -103,6 +104,7 @@ class ModelCosts:
     lead_parameters: float = 0.0
     layer_experts: float = 0.0
     others: OtherTimes = NO_OTHERS
+    host: HostTimes = NO_HOST
     power: PowerBudget = FULL_CLOCK
 
     @property

@@ -26,7 +26,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES, ChainTimes, Sums, chain_of, parts, sums
+from autosac.configurations.bounds.chains import (
+    COMPUTE,
+    NO_LAYER,
+    PHASES,
+    ChainTimes,
+    Sums,
+    chain_of,
+    layer_number,
+    parts,
+    sums,
+)
+from autosac.configurations.bounds.hosts import NO_HOST, HostTimes, hosts_of
 from autosac.configurations.bounds.others import others_of
 from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, products_frontier, rerun_ms
 from autosac.configurations.bounds.shapes import NO_OTHERS, LayerCosts, ModelCosts, OtherTimes, most_experts
@@ -37,7 +48,6 @@ from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, TraceInfo
 
 _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
-_IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _Items = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
 _KEPT = ("kept", "kept_products")
 _SMALL = 1e-3
@@ -75,6 +85,7 @@ class Sheet:
     parameter_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sharding: Sharding = NOTHING_KNOWN
     others: OtherTimes = NO_OTHERS
+    host: HostTimes = NO_HOST
     states_share: float = math.inf
     gradients_share: float = math.inf
 
@@ -101,11 +112,12 @@ class Sheet:
             lead=self.lead,
             lead_parameters=self.lead_parameters,
             others=self.others,
+            host=self.host,
         )
 
     def document(self) -> dict[str, Any]:
         """As JSON's types; infinite costs are None."""
-        found = asdict(self) | {"others": self.others._asdict()}
+        found = asdict(self) | {"others": self.others._asdict(), "host": self.host._asdict()}
         for part in _PART_NAMES:
             for name in _KEPT:
                 found[part][name] = [[size, None if math.isinf(ms) else ms] for size, ms in found[part][name]]
@@ -125,8 +137,8 @@ class Sheet:
         shapes = tuple((str(name), tuple(shape)) for name, shape in document["parameter_shapes"])
         parts = {name: part(document[name]) for name in _PART_NAMES}
         sharding = Sharding(**document["sharding"])
-        others = OtherTimes(**document["others"])
-        return Sheet(**{**document, **parts, "parameter_shapes": shapes, "sharding": sharding, "others": others})
+        tables = {"others": OtherTimes(**document["others"]), "host": HostTimes(**document["host"])}
+        return Sheet(**{**document, **parts, **tables, "parameter_shapes": shapes, "sharding": sharding})
 
 
 def sheet_layout(layout: Layout) -> Layout:
@@ -165,7 +177,7 @@ class _Layers(NamedTuple):
 
 
 def _layers_of(info: TraceInfo) -> _Layers:
-    present = sorted({_layer_number(name) for name in info.parameter_shapes} - {NO_LAYER})
+    present = sorted({layer_number(name) for name in info.parameter_shapes} - {NO_LAYER})
     if info.cut is None:
         return _Layers(present, [], present, len(present))
     repeating = present[-info.cut.period :]
@@ -177,14 +189,14 @@ def sheet_of(simulation: Simulation) -> Sheet:
     trace = simulation.trace
     info = trace.info
     event_ms = simulation.pricing.event_ms.tolist()
-    layer_of = [_layer_number(name) for name in trace.modules]
+    layer_of = [layer_number(name) for name in trace.modules]
     members = chain_of(trace, event_ms)
     chain, waits = parts(members, layer_of), sums(members, layer_of, lambda member: member.transfer)
     kinds = kinds_of(trace, simulation.pricing, simulation.target.hardware)
     products = sums(members, layer_of, lambda member: bool(kinds.matrix[member.event]))
     present, leading, repeating, total = _layers_of(info)
     added = total - len(present)  # layers that are not there
-    numbers = [(_layer_number(name), math.prod(shape)) for name, shape in info.parameter_shapes.items()]
+    numbers = [(layer_number(name), math.prod(shape)) for name, shape in info.parameter_shapes.items()]
     parameters = {layer: sum(n for number, n in numbers if number == layer) for layer in (NO_LAYER, *present)}
 
     def average(of_layers: Mapping[int, float]) -> float:
@@ -229,6 +241,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         parameter_shapes=tuple(info.parameter_shapes.items()),
         sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
         others=others_of(simulation, max(1, total) / max(1, len(present))),
+        host=hosts_of(simulation, layer_of, present, repeating, total),
         states_share=_labelled(trace, Label.OPTIMIZER_STATE) / parameter_bytes,
         gradients_share=_labelled(trace, Label.GRADIENT) / parameter_bytes,
     )
@@ -294,11 +307,6 @@ def _last(chain: ChainTimes, waits: Sums, products: Sums, kept: _Items) -> Layer
 def _least_kept(kept: Sequence[_Kept]) -> _Kept:
     """What the layer that keeps least keeps."""
     return min(kept, key=lambda layer: layer.nbytes, default=_Kept((), LayerForward((), ())))
-
-
-def _layer_number(name: str) -> int:
-    place = _IN_LAYER.match(name)
-    return int(place[1]) if place else NO_LAYER
 
 
 def _items(kept: _Items) -> tuple[tuple[int, float], ...]:

@@ -140,8 +140,10 @@ class LayoutTask(_JobTask):
 
     `least_ms`: lower bounds of the step under full and selective checkpointing; what cannot beat the cutoff or the plan is
     left out (``skipped``, with its bound). Answer: ``rows`` (documents of `PredictedStep`) and ``at_least_ms``, the step
-    without checkpointing; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``unplanned``, why the job
-    cannot be planned for, though it runs; ``cut_off``, the step that could not be beaten; or ``refused``.
+    without checkpointing, if that runs; ``plan``, the text of AutoSAC's plan; ``infeasible``, why none fits; ``unplanned``,
+    why the job cannot be planned for, though it runs; ``cut_off``, the step that could not be beaten; or ``refused``, and
+    ``as_it_runs`` if TorchTitan itself refuses the job in the same words. `refusals`: such words, after which nothing else
+    is tried.
     """
 
     goal: Goal
@@ -149,6 +151,7 @@ class LayoutTask(_JobTask):
     cutoff_ms: float
     confidence: float | None = None
     least_ms: Mapping[str, float] = field(default_factory=dict)
+    refusals: frozenset[str] = frozenset()
 
     def run(self, server: CaptureServer) -> dict[str, Any]:
         """See `Task`."""
@@ -157,7 +160,7 @@ class LayoutTask(_JobTask):
                 captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
                 return self._answer(captures, [stage.baseline("none") for stage in captures])
         except (CaptureError, UsageError) as e:
-            return self._unplanned(server, str(e))
+            return {"refused": str(e)} if str(e) in self.refusals else self._unplanned(server, str(e))
 
     def _unplanned(self, server: CaptureServer, why: str) -> dict[str, Any]:
         """As TorchTitan itself runs the job. Planning puts AutoSAC in the place of TorchTitan's checkpointing, which it may
@@ -165,23 +168,23 @@ class LayoutTask(_JobTask):
         """
         _, inner = _within(self.confidence, self.goal, self.job)
         rows: list[dict[str, Any]] = []
+        said = set()
         for name in ("none", "full", "selective-op"):
-            if rows and name not in self.checkpointing:
+            if name != "none" and name not in self.checkpointing:
                 continue
             try:
                 simulation, _ = simulate_in(server, self.job, checkpointing=name)
-            except (CaptureError, UsageError):
-                if not rows:
-                    return {"refused": why}
+            except (CaptureError, UsageError) as e:
+                said.add(str(e))
                 continue
             stages = simulation.pipeline.stages if simulation.pipeline is not None else (simulation,)
             rows.append(asdict(PredictedStep.of(name, stages, inner, self.goal.budget_kind)))
+        if not rows:
+            return {"refused": why} | ({"as_it_runs": True} if said == {why} else {})
         asked = {*self.checkpointing, *(["none"] if "autosac" in self.checkpointing else [])}
-        return {
-            "rows": [row for row in rows if row["checkpointing"] in asked],
-            "at_least_ms": rows[0]["step_ms"],
-            "unplanned": why,
-        }
+        answer = {"rows": [row for row in rows if row["checkpointing"] in asked], "unplanned": why}
+        first = rows[0]
+        return answer | ({"at_least_ms": first["step_ms"]} if first["checkpointing"] == "none" else {})
 
     def _answer(self, captures: Sequence[TitanCaptures], stages: Sequence[Simulation]) -> dict[str, Any]:
         goal = replace(self.goal, confirm=False, changes=False)

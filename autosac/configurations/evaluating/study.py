@@ -57,7 +57,7 @@ class Study:
             path = str(journal.absolute())  # a lock is a link to it
             lock = JournalFileSymlinkLock(path, grace_period=_STALE_S)
             backend = JournalFileBackend(path, lock)
-            with self._reading():
+            with self._understood():
                 _cut_half_a_line(journal, lock)
                 self._study = optuna.create_study(
                     study_name=_NAME, storage=JournalStorage(backend), load_if_exists=True
@@ -74,7 +74,7 @@ class Study:
         return (folder / _FILE).is_file()
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _understood(self) -> Iterator[None]:
         """UsageError for a journal that Optuna cannot read."""
         try:
             yield
@@ -82,13 +82,24 @@ class Study:
             why = printable(f"{type(e).__name__}: {e}")
             raise UsageError(f"study {self.folder}: {_FILE} is damaged ({why}); give another folder (--study)") from e
 
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        """As `_understood`, also for one that is gone, or cannot be written any more."""
+        try:
+            with self._understood():
+                yield
+        except OSError as e:
+            why = e.strerror or e
+            raise UsageError(f"study {self.folder}: {why}; --resume {self.folder} continues once that is mended") from e
+
     def _check(self, identity: Mapping[str, Any]) -> None:
-        with self._reading():
+        with self._there():
             known = self._study.user_attrs.get("identity")
             assert known is None or isinstance(known, dict), "no identity"
         plain = json.loads(json.dumps(identity))
         if known is None:
-            self._study.set_user_attr("identity", plain)
+            with self._there():
+                self._study.set_user_attr("identity", plain)
             return
         for name, value in plain.items():
             if name == "job" and known.get(name) != value:
@@ -112,7 +123,7 @@ class Study:
 
     def answer(self, key: str) -> dict[str, Any] | None:
         """What is known of a question, by whoever asked it."""
-        with self._reading():
+        with self._there():
             trials = self._study.get_trials(deepcopy=False)
         for trial in trials[self._seen :]:
             self._note(trial)
@@ -133,7 +144,7 @@ class Study:
             value=value,
             user_attrs={"key": key, "answer": answer, "digest": _digest(key, answer), "knobs": dict(knobs)},
         )
-        with self._reading():
+        with self._there():
             self._study.add_trial(trial)
         self._answers[key] = answer
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autosac.configurations.evaluating.evaluations import PredictedStep
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Objective, Offer
+from autosac.configurations.space.space import Space
+from autosac.plans import Plan
 from autosac.quantities import format_bytes, format_ms
 from autosac.titan.python_jobs import PythonJob
 
@@ -84,6 +86,28 @@ def _times(row: ConfigurationRow) -> dict[str, float]:
     found = {title: parts.get(name, 0.0) for name, title in LIMITS.items()}
     found["compute"] -= parts.get("recompute_ms", 0.0)
     found["recomputation"] = parts.get("recompute_ms", 0.0)
+    return found
+
+
+def told_as(layout: Layout, space: Space, plan: str | None) -> Layout:
+    """The layout that a row is told as, by the text of its plan: without what only plans do and this one does not, or nobody
+    for lack of a plan, if the space has it.
+    """
+    made = Plan.from_bytes(plan.encode()) if plan is not None and layout != layout.without_plans else None
+    told = replace(
+        layout,
+        activation_offload=layout.activation_offload and made is not None and made.offloads,
+        chunk_loss=layout.chunk_loss and made is not None and made.settings.loss_chunks > 1,
+    )
+    known = told.activation_offload in space.activation_offload and told.chunk_loss in space.chunk_loss
+    return told if known else layout
+
+
+def least_of_kinds(pruned: Mapping[Layout, float]) -> dict[str, float]:
+    """The least bound of the layouts that bounds ruled out, for each kind of GPU that has any."""
+    found: dict[str, float] = {}
+    for layout, bound in pruned.items():
+        found[layout.gpu] = min(bound, found.get(layout.gpu, math.inf))
     return found
 
 

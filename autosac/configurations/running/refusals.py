@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -64,14 +64,32 @@ class Refusals:
         return None
 
 
+def hopeful(layouts: Iterable[Layout], reasons: Sequence[str]) -> Iterator[Layout]:
+    """`unlike` layouts, until so many of them were refused, always in the same words. `reasons` grows meanwhile."""
+    for layout in unlike(layouts):
+        if len(reasons) >= _ALIKE and len(set(reasons)) == 1:
+            return
+        yield layout
+
+
 def unlike(layouts: Iterable[Layout]) -> Iterator[Layout]:
-    """Those that have a knob at a value that none before had. If all of them are refused, hardly any of the others is not."""
-    seen: set[tuple[str, Any]] = set()
-    for layout in dict.fromkeys(layouts):
-        values = {(name, getattr(layout, name)) for name in ("gpu", *_KNOBS)}
-        if not values <= seen:
-            seen |= values
-            yield layout
+    """Those that have a knob at a value that none before had; after them those with such a pair of knobs. If all of them are
+    refused, hardly any of the others is not: two settings may each need the other one.
+    """
+    distinct = list(dict.fromkeys(layouts))
+    chosen: dict[Layout, None] = {}
+    for together in (1, 2):
+        seen = {some for layout in chosen for some in _choices(layout, together)}
+        for layout in distinct:
+            if layout not in chosen and not seen.issuperset(_choices(layout, together)):
+                seen.update(_choices(layout, together))
+                chosen[layout] = None
+                yield layout
+
+
+def _choices(layout: Layout, together: int) -> Iterator[Feature]:
+    """The values of so many knobs at a time."""
+    return itertools.combinations([(name, getattr(layout, name)) for name in ("gpu", *_KNOBS)], together)
 
 
 def _features(layout: Layout) -> Iterator[Feature]:

@@ -9,8 +9,8 @@ Bounds of a layout, each tighter than the one before, all of them for every way 
 3. its step without checkpointing, simulated.
 
 A layout's plan is derived at first. Whoever would become the best by a plan is captured under it, and its value is that of the
-capture. If that does not fit, the layout is planned for again, on captures.
-A layout that cannot be made to fit rules out those that need more memory (`running.too_large`).
+capture. If that does not fit, the layout is planned for again, on captures. What cannot be made to fit rules out what needs
+more memory (`running.too_large`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from autosac.configurations.evaluating.evaluations import LayoutTask, PlanTask, 
 from autosac.configurations.evaluating.study import Study
 from autosac.configurations.evaluating.workers import WorkerLost, Workers
 from autosac.configurations.found.job_files import job_path, written_job
-from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult
+from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds, told_as
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
-from autosac.configurations.running.refusals import Refusals, unlike
+from autosac.configurations.running.order import preferred, put_off
+from autosac.configurations.running.refusals import Refusals, hopeful
 from autosac.configurations.running.sampling import Sampler, sampled
 from autosac.configurations.running.too_large import TooLarge
 from autosac.configurations.space.layout import (
@@ -54,7 +55,6 @@ from autosac.jobs.titan import TitanJob
 
 _TRIES = 3
 _MOST_LAYOUTS = 50_000
-_PUT_OFF = 0.02
 
 
 class TitanSearch:
@@ -76,6 +76,7 @@ class TitanSearch:
         self._plans: dict[str, str] = {}
         self._refused: dict[Layout, str] = {}
         self._refusals = Refusals()
+        self._as_it_runs: set[str] = set()  # refusals that say the same without AutoSAC
         self._induced: set[Layout] = set()  # refused as others were, without being tried
         self._too_large = TooLarge(self.stage_layers)
         self._walked: set[Layout] = set()  # whose bounds know the paths through their schedules
@@ -93,8 +94,7 @@ class TitanSearch:
     def _legal(self) -> list[Layout]:
         found: list[Layout] = []
         for offer in self._wanted.request.offers:
-            per_node = self._machines.per_node(offer.gpu)
-            own = self._own
+            per_node, own = self._machines.per_node(offer.gpu), self._own
             rest = (offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
             some = legal(self._wanted.space, offer.gpu, *rest)
             found += itertools.islice(some, _MOST_LAYOUTS + 1)
@@ -106,9 +106,7 @@ class TitanSearch:
             raise UsageError(
                 f"no configuration of the space is legal on {sizes}: {self._why_none()} (--show-space prints the space)"
             )
-        return sorted(
-            found, key=lambda it: (it.tensor * it.context, it.pipeline, it.expert, it.replicate, -it.microbatch)
-        )
+        return sorted(found, key=preferred)
 
     def _why_none(self) -> str:
         offer, own = self._wanted.request.offers[0], self._own
@@ -199,17 +197,24 @@ class TitanSearch:
     def first_bounds(self) -> dict[Layout, float]:
         """By the parameters' shapes, which the first sheet tells; 0 if there is none, but layouts that run without."""
         reasons: list[str] = []
-        for served in unlike(map(sheet_layout, self.layouts)):
+        for served in hopeful(map(sheet_layout, self.layouts), reasons):
+            if self._refusals.reason(served) is not None:
+                continue
             self._progress("capturing a few layers")
             self.ask_sheet(served)
             sheet = self.sheet_of(served)
             if isinstance(sheet, Sheet):
                 return {layout: self.bounds.first(layout, sheet) for layout in self.layouts}
             reasons.append(str(sheet))
-        for layout in unlike(layout for layout in self.layouts if not runs_as_its_sheet(layout)):
+            if self._machines.key("sheet", served) not in self._lost:
+                self._refusals.refused(served, reasons[-1])
+        without: list[str] = []
+        for layout in hopeful((layout for layout in self.layouts if not runs_as_its_sheet(layout)), without):
             work = PendingWork(self._machines.key("layout", layout), self.task(layout, 0.0))
-            if "refused" not in (self._ask(work) or {"refused": ""}):
+            answer = self._ask(work) or {"refused": ""}
+            if "refused" not in answer:
                 return dict.fromkeys(self.layouts, 0.0)
+            without.append(answer["refused"])
         raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
 
     def sheet_bound(self, layout: Layout, room_bytes: float | None = None) -> float | None:
@@ -293,6 +298,11 @@ class TitanSearch:
             self._walked.add(layout)
         if self._too_large.rules_out(layout):
             return Bound(math.inf)
+        if layout.without_plans != layout:
+            plain = self._study.answer(self._machines.key("layout", layout.without_plans)) or {}
+            tight = plain.get("at_least_ms", 0.0) * self._machines.weight(layout)  # which no plan shortens
+            if tight > bound:
+                return Bound(tight)
         key = self._machines.key("layout", layout)
         if key in self._lost:
             self._failed[layout] = bound
@@ -329,8 +339,8 @@ class TitanSearch:
         return Value(value)
 
     def _refuse(self, layout: Layout, reason: str, tried: Layout) -> Value:
-        self._refused[layout] = reason
         self._refusals.refused(tried, reason)
+        self._refused[layout] = reason
         return Value(math.inf)
 
     def _confirmed(self, layout: Layout, answer: Mapping[str, Any], value: float, best: float) -> Value | PendingWork:
@@ -369,6 +379,7 @@ class TitanSearch:
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.request.confidence,
             least_ms=self.least_ms(layout),
+            refusals=frozenset(self._as_it_runs),
         )
 
     def least_ms(self, layout: Layout) -> dict[str, float]:
@@ -384,7 +395,9 @@ class TitanSearch:
         weight = self._machines.weight(layout)
         rows = [
             ConfigurationRow(
-                layout=self._told_as(layout, row["checkpointing"]),
+                layout=told_as(
+                    layout, self._wanted.space, answer.get("plan") if row["checkpointing"] == "autosac" else None
+                ),
                 measured=(measured := PredictedStep(**row)),
                 score=measured.step_ms * weight,
                 offer=self._machines.offers[layout.gpu],
@@ -401,12 +414,6 @@ class TitanSearch:
         if not fitting and not {"skipped", "unplanned"} & answer.keys() and layout not in self._failed:
             self._too_large.note(layout)
         return min(fitting, default=math.inf)
-
-    def _told_as(self, layout: Layout, checkpointing: str) -> Layout:
-        """The layout that a row is of: without a plan, that without what only plans do, if the space has it."""
-        space, plain = self._wanted.space, layout.without_plans
-        known = plain.activation_offload in space.activation_offload and plain.chunk_loss in space.chunk_loss
-        return plain if known and checkpointing != "autosac" else layout
 
     def finished(self, work: PendingWork, future: Future[Any]) -> None:
         """See `running.engine.CandidateSteps`."""
@@ -427,6 +434,8 @@ class TitanSearch:
             return
         self._asked += 1
         self._evaluated.add(key)
+        if "as_it_runs" in answer:
+            self._as_it_runs.add(answer["refused"])
         rows = [*answer.get("rows", ()), *([answer["row"]] if "row" in answer else [])]
         fitting = [row["step_ms"] for row in rows if row["fits"]]
         knobs = dict(word.split("=", 1) for word in key.split()[1:] if "=" in word)
@@ -441,8 +450,11 @@ class TitanSearch:
 
     def result(self) -> SearchResult:
         """What is known now."""
-        every = {(row.layout, row.measured.checkpointing): row for rows in self._rows.values() for row in rows}
-        rows = sorted(every.values(), key=lambda row: row.score)
+        every = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
+        best_of: dict[Any, ConfigurationRow] = {}
+        for row in every:
+            best_of.setdefault((row.layout, row.measured.checkpointing), row)
+        rows = list(best_of.values())
         refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
         limit = self.outcome.best * (1 - self._wanted.request.gap)
@@ -471,7 +483,7 @@ class TitanSearch:
             settings={row.layout: self.settings(row.layout) for row in rows},
             budgets_bytes=self._machines.budgets_bytes(),
             closest=self.outcome.closest,
-            kinds=self._least_of_kinds(),
+            kinds=least_of_kinds(self.outcome.pruned),
             seconds=time.monotonic() - self._begin,
             offers=tuple(self._wanted.request.offers),
             sampled=self.sampled and self._ended,
@@ -479,21 +491,7 @@ class TitanSearch:
             confidence=self._wanted.request.confidence,
         )
 
-    def _least_of_kinds(self) -> dict[str, float]:
-        """The least bound of the layouts that bounds ruled out, for each kind of GPU that has any."""
-        found: dict[str, float] = {}
-        for layout, bound in self.outcome.pruned.items():
-            found[layout.gpu] = min(bound, found.get(layout.gpu, math.inf))
-        return found
-
     def _why_lost(self, layout: Layout) -> str:
         return next(
             self._lost[key] for kind in ("layout", "plan") if (key := self._machines.key(kind, layout)) in self._lost
         )
-
-
-def put_off(layout: Layout, bound: float) -> float:
-    """The bound, longer by 2 % for each doubling of what has to be captured and simulated of a layout: one rank of each stage,
-    with all microbatches. So the best is known early, and deep pipelines whose bounds are above it are never worked out.
-    """
-    return bound * (1 + _PUT_OFF * math.log2(layout.pipeline * (layout.microbatches if layout.pipeline > 1 else 1)))
