@@ -80,12 +80,12 @@ class Aligned:
                 self.pairs[i] = at
                 j += 1
                 continue
-            while other.steps.is_own and waiting and _work(base, i) != _work(other, waiting[0][1]):
+            work = _work(base, i)
+            while other.steps.is_own and waiting and work != _work(other, waiting[0][1]):
                 waiting.popleft()  # an operator that runs again
-            if waiting and _work(base, i) == _work(other, waiting[0][1]):
-                self.hooks[i] = waiting.popleft()
-            else:
+            if not waiting or work != _work(other, waiting[0][1]):
                 raise NotDerivableError("other rows of the step depend on checkpointing")
+            self.hooks[i] = waiting.popleft()
         if j < total or ((coming or waiting) and not other.steps.is_own):
             raise NotDerivableError("a recomputation gathers other parameters than the backward")
 

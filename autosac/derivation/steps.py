@@ -271,19 +271,19 @@ class Skeleton:
         if kind is Free:
             return True
         if kind is Op:
-            return row.signature in self.steps.detaches or self._corrects(row.phase, row.signature)
+            return row.signature in self.steps.detaches or (
+                row.phase is Phase.OPTIMIZER and self._corrects(self.steps.trace.signatures[row.signature].name)
+            )
         if kind is Alloc or kind is RecordStream:
             storage = self.steps.trace.storages[row.storage]
-            return storage.phase is Phase.RECOMPUTE or self._corrects(storage.phase, storage.op)
+            return storage.phase is Phase.RECOMPUTE or (storage.phase is Phase.OPTIMIZER and self._corrects(storage.op))
         return False
 
-    def _corrects(self, phase: Phase, operator: int | str) -> bool:
-        """Whether an operator, by its signature or name, halves how many tokens TorchTitan's experts got, as before the
-        optimizer's step under the job's own checkpointing: the recomputation has counted them once more.
+    def _corrects(self, operator: str) -> bool:
+        """Whether an operator of the optimizer's phase halves how many tokens TorchTitan's experts got, as it does under the
+        job's own checkpointing: the recomputation has counted them once more.
         """
-        if phase is not Phase.OPTIMIZER or not self.steps.is_own:
-            return False
-        return (operator if isinstance(operator, str) else self.steps.trace.signatures[operator].name) == _HALVE
+        return operator == _HALVE and self.steps.is_own
 
     def key(self, i: int) -> tuple[object, ...]:
         """What has to agree in a row."""

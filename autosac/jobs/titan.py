@@ -188,9 +188,8 @@ class TitanCaptures:
         self._failures: dict[str, str] = {}
         self._uncheckpointed: UncheckpointedStep | None = None
         self._written = 0  # plans, into the folder
-        self._ahead: tuple[tuple[Unit, ...], Settings] | None = (
-            None  # under this plan nobody has asked for the step yet
-        )
+        # Of `_under_plans`, the one whose step nobody has asked for yet.
+        self._ahead: tuple[tuple[Unit, ...], Settings] | None = None
 
     def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
         """Captures of the same job that computes its loss in chunks; `folder` is for its plans."""

@@ -166,6 +166,21 @@ def test_a_view_of_what_is_kept_needs_no_operator(lab: Any) -> None:
     assert ran.again == {"0": ["aten.exp.default"]}, "whose result its own backward asks for"
 
 
+def trained_with(cache: torch.Tensor, write: Any, lab: Any) -> list[tuple[Any, ...]]:
+    """Of a body with a cache outside of it: the cache and the gradients without a plan, and under one that keeps nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Body(write))
+    x = torch.randn(3, 4)
+    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": set()})
+    planned = apply(copy.deepcopy(model), plan)
+    found = []
+    for m in (model, planned):
+        cache.copy_(torch.linspace(0, 1, 6))
+        m(x).sum().backward()
+        found.append((cache.clone(), *(p.grad for p in m.parameters())))
+    return found
+
+
 def test_memory_from_outside_is_changed_once(lab: Any) -> None:
     """A cache outside of the module is written by its forward and not by its backward, and what was read before is
     what it was.
@@ -177,17 +192,7 @@ def test_memory_from_outside_is_changed_once(lab: Any) -> None:
         cache.add_(1)
         return (read * (cache * 2)).sin()
 
-    torch.manual_seed(0)
-    model = nn.Sequential(Body(write))
-    x = torch.randn(3, 4)
-    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": set()})
-    planned = apply(copy.deepcopy(model), plan)
-    found = []
-    for m in (model, planned):
-        cache.copy_(torch.linspace(0, 1, 6))
-        m(x).sum().backward()
-        found.append((cache.clone(), *(p.grad for p in m.parameters())))
-    assert lab.same(*found)
+    assert lab.same(*trained_with(cache, write, lab))
     assert torch.equal(cache, torch.linspace(0, 1, 6) + 1)
 
 
@@ -205,14 +210,4 @@ def test_a_derivative_inside_of_the_forward_after_a_change(lab: Any, is_changed_
         (slope,) = torch.autograd.grad(inner.exp().sin().sum(), inner)
         return (read * slope * cache.cos()).sin()
 
-    torch.manual_seed(0)
-    model = nn.Sequential(Body(write))
-    x = torch.randn(3, 4)
-    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": set()})
-    planned = apply(copy.deepcopy(model), plan)
-    found = []
-    for m in (model, planned):
-        cache.copy_(torch.linspace(0, 1, 6))
-        m(x).sum().backward()
-        found.append((cache.clone(), *(p.grad for p in m.parameters())))
-    assert lab.same(*found)
+    assert lab.same(*trained_with(cache, write, lab))
