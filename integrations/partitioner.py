@@ -23,9 +23,8 @@ are marked (`MARK`).
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.effects import is_foreign
 from autosac.integrations.operators.keys import is_collective, is_random
+from autosac.integrations.replacing import replace_once
 
 MARK = "autosac: saves what cannot be computed again"
 """What the caches' keys say of graphs that are partitioned like this."""
@@ -44,36 +44,34 @@ last_traced = [""]
 _ORIGINS = ("stack_trace", "source_fn_stack", "nn_module_stack", "from_node")
 
 
+def _choose(original: Any, joint: Graph, info: Any, memory_budget: float = 1, *args: Any, **kwargs: Any) -> list[Node]:
+    saved: list[Node] = original(joint, info, memory_budget, *args, **kwargs)
+    if memory_budget == 1 and not any("recompute" in node.meta for node in joint.nodes):
+        return saved
+    return [*saved, *unrepeatable(joint, info, saved)]
+
+
+def _classified(original: Any, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    _forget_outer_tags(module.graph)
+    if _is_planned(module.graph):
+        _write_down_types(module.graph)
+    info = original(module, *args, **kwargs)
+    _give_the_budget(module, info.required_fw_nodes)
+    return info
+
+
 def save_what_changes() -> None:
     """From now on, in this process: see the module's docstring. PlanError if this PyTorch's partitioner is another one."""
     from torch._functorch import partitioners
 
-    patched: Any = partitioners
-    lacking = [name for name in ("choose_saved_values_set", "classify_nodes") if not hasattr(patched, name)]
+    replacements: dict[str, Callable[..., Any]] = {"choose_saved_values_set": _choose, "classify_nodes": _classified}
+    lacking = [name for name in replacements if not hasattr(partitioners, name)]
     if lacking:
         raise PlanError(
             f"memory budgets of compiled code need another PyTorch: this one's partitioner has no {lacking[0]}"
         )
-    original, classify = patched.choose_saved_values_set, patched.classify_nodes
-    if not hasattr(original, "__wrapped__"):
-
-        @functools.wraps(original)
-        def choose(joint: Graph, info: Any, memory_budget: float = 1, *args: Any, **kwargs: Any) -> list[Node]:
-            saved: list[Node] = original(joint, info, memory_budget, *args, **kwargs)
-            if memory_budget == 1 and not any("recompute" in node.meta for node in joint.nodes):
-                return saved
-            return [*saved, *unrepeatable(joint, info, saved)]
-
-        @functools.wraps(classify)
-        def classified(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-            _forget_outer_tags(module.graph)
-            if _is_planned(module.graph):
-                _write_down_types(module.graph)
-            info = classify(module, *args, **kwargs)
-            _give_the_budget(module, info.required_fw_nodes)
-            return info
-
-        patched.choose_saved_values_set, patched.classify_nodes = choose, classified
+    for name, around in replacements.items():
+        replace_once(partitioners, name, around)
     tag = torch.compiler.config.cache_key_tag
     if MARK not in tag:
         torch.compiler.config.cache_key_tag = f"{tag} {MARK}".strip()

@@ -8,10 +8,10 @@ model counts and reads in one graph would be an old one. So the graph ends befor
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import Any
 
 from autosac.integrations.recompute.units import is_class_of_units
+from autosac.integrations.replacing import replace_once
 
 
 def watch() -> None:
@@ -19,19 +19,15 @@ def watch() -> None:
     from torch._dynamo.side_effects import SideEffects
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    patched: Any = SideEffects
-    original = patched.store_attr
-    if not hasattr(original, "__wrapped__"):
-
-        @functools.wraps(original)
-        def store_attr(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-            _end_graph_for(item)
-            return original(self, item, *args, **kwargs)
-
-        patched.store_attr = store_attr
+    replace_once(SideEffects, "store_attr", _store_attr)
     with contextlib.suppress(AttributeError):  # Dynamo has ended the graph, and Python runs the unit
         for item in InstructionTranslator.current_tx().output.side_effects.store_attr_mutations:
             _end_graph_for(item)
+
+
+def _store_attr(original: Any, effects: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+    _end_graph_for(item)
+    return original(effects, item, *args, **kwargs)
 
 
 def _end_graph_for(item: Any) -> None:

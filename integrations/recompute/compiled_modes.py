@@ -9,7 +9,6 @@ once before, to find out what it mutates, and this pass is watched.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +32,7 @@ from autosac.integrations.operators.keys import Keyer, is_random, op_name, outpu
 from autosac.integrations.partitioner import save_what_changes
 from autosac.integrations.recompute.entries import TracedOperator, observer
 from autosac.integrations.recompute.policy import UnitDecisions
+from autosac.integrations.replacing import replace_once
 
 SEES_RESULTS = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters
 """Whether PyTorch tells a policy what an operator has returned (since 2.12): without it nobody knows whose memory that is."""
@@ -74,19 +74,14 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
 
 def _hold_inference_tensors() -> None:
     """From now on, in this process. PyTorch's checkpointing asks all that it holds for its version, which these have not."""
-    patched: Any = _VersionWrapper
-    original = patched.__init__
-    if hasattr(original, "__wrapped__"):
-        return
 
-    @functools.wraps(original)
-    def hold(self: Any, value: Any) -> None:
+    def hold(original: Any, wrapper: Any, value: Any) -> None:
         if isinstance(value, torch.Tensor) and value.is_inference():
-            self.val, self.version = value, None
+            wrapper.val, wrapper.version = value, None
         else:
-            original(self, value)
+            original(wrapper, value)
 
-    patched.__init__ = hold
+    replace_once(_VersionWrapper, "__init__", hold)
 
 
 class _Pass:
