@@ -50,8 +50,8 @@ _NO_LIMIT = np.iinfo(np.int64).max
 class TwoLevelSolution:
     """Per unit its policy (None: not checkpointed); the highest peak; the step's recomputation; the MILP's solution.
 
-    `polished`: the policies are those of the joint problem. `method`: "milp", "milp with a relaxed gap" or "greedy". `level`:
-    equal units keep nearly the same.
+    `polished`: the policies are those of the joint problem; `unpolished`: that was asked and found none within its time.
+    `method`: "milp", "milp with a relaxed gap" or "greedy". `level`: equal units keep nearly the same.
     """
 
     policies: tuple[LocalSolution | None, ...]
@@ -59,6 +59,7 @@ class TwoLevelSolution:
     recompute_ms: float
     budgets: GlobalSolution
     polished: bool = False
+    unpolished: bool = False
     method: str = "milp"
     level: bool = False
 
@@ -119,7 +120,9 @@ def solve_two_level(
     if level or polish_s <= 0 or relative_gap(found.recompute_ms, budgets.bound_ms) <= POLISH_GAP:
         return found
     joint = _polished(problem, items, budget_bytes, budgets, solver, polish_s)
-    return joint if joint is not None and joint.recompute_ms < found.recompute_ms else found
+    if joint is None:
+        return replace(found, unpolished=True)
+    return joint if joint.recompute_ms < found.recompute_ms else found
 
 
 def local_policies(

@@ -34,6 +34,8 @@ from autosac.solvers import (
 ADDITIVE = ("greedy", "knapsack")
 OBJECTIVES = ("recompute", "step")
 _MOST_SECONDS = 86_400.0
+# Seconds of processor time in which the joint problem may find a better plan.
+_POLISH_S = 2.0
 
 Costs: TypeAlias = tuple[UnitCost, ...]
 
@@ -130,6 +132,7 @@ class Planner:
         self.base = base
         self.goal = goal
         self.policies = policies or UnitPolicies(base, curve=goal.curve)
+        self._polish_s = _POLISH_S
         self.problem = self._problem(goal.solver in ADDITIVE)
 
     def _problem(self, additive: bool) -> PlanningProblem:
@@ -152,8 +155,11 @@ class Planner:
             solver=goal.milp,
             time_limit_s=goal.time_limit_s,
             gap=goal.gap,
+            polish_s=self._polish_s,
             level=level,
         )
+        if solution.unpolished:  # for another budget or other prices the same problem takes as long
+            self._polish_s = 0.0
         return replace(self.plan(solution.kept), reasons=(self._reasons(solution, costs),)), solution
 
     def _reasons(self, solution: TwoLevelSolution, costs: Costs | None) -> Reasons:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autosac.errors import UsageError
-from autosac.planning.planner import Goal
+from autosac.planning.planner import Goal, Planner
+from autosac.solvers import solve_two_level
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,22 @@ def test_goals_at_their_limits() -> None:
     """The least budget, no gap, nearly the whole gap; the peak to reach is half way from good enough to the budget."""
     assert Goal(budget_bytes=1, gap=0.0).gap == 0.0 and Goal(budget_bytes=1, gap=0.99).gap == 0.99
     assert Goal(budget_bytes=1000, utilisation=0.9).target_bytes == 950
+
+
+def test_a_joint_problem_that_takes_too_long_is_asked_once(
+    make_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it found nothing within its two seconds, it is left out for the budgets that follow."""
+    seconds: list[float] = []
+
+    def solve(*arguments: Any, polish_s: float, **options: Any) -> Any:
+        seconds.append(polish_s)
+        found = solve_two_level(*arguments, polish_s=0.0, **options)
+        return replace(found, unpolished=len(seconds) == 2)
+
+    monkeypatch.setattr("autosac.planning.planner.solve_two_level", solve)
+    base = make_job().observed()
+    planner = Planner(base, Goal(budget_bytes=1, budget_kind="active"))
+    for share in (0.9, 0.85, 0.8, 0.75):
+        planner.solve(int(share * base.peak_active_bytes))
+    assert seconds == [2.0, 2.0, 0.0, 0.0]

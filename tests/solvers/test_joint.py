@@ -411,6 +411,16 @@ def test_a_plan_at_the_bound_is_not_polished(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.recompute_ms, found.polished) == (4.0, False)
 
 
+def test_a_plan_says_that_the_joint_problem_found_none_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 50, 30 and 30 bytes greedy keeps one of 30, a half above the bound; the joint problem's time is over."""
+    monkeypatch.setattr("autosac.solvers.two_level.solve_joint", _late([]))
+    local = local_problem((50, 5.5), (30, 3.0), (30, 3.0))
+    problem = GlobalProblem(units=(unit("u", local, 110),), points=(PeakPoint("p", 110, ((0, 1),)),))
+    found = solve_two_level(problem, (local,), 61, local="greedy")
+    assert (found.kept, found.polished, found.unpolished) == (((0,),), False, True)
+    assert not solve_two_level(problem, (local,), 61, local="greedy", polish_s=0).unpolished
+
+
 def test_polishing_is_never_worse() -> None:
     """Four units of 50 + 30 + 30 bytes (4, 3, 3 ms), 190 bytes to keep: the joint optimum keeps 50 * 2 + 30 * 3."""
     local = local_problem((50, 4.0), (30, 3.0), (30, 3.0))
