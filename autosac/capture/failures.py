@@ -103,12 +103,16 @@ def one_line(error: BaseException) -> str:
 def capture_error(error: BaseException, doing: str) -> AutosacError:
     """A CaptureError that names the call in the user's or model's code where capture failed, and what to do.
 
-    An AutosacError is its own explanation. With AUTOSAC_DEBUG=1 in the environment the traceback is printed, too.
+    An AutosacError is its own explanation, also where Dynamo has wrapped it (``inner_exception``). With AUTOSAC_DEBUG=1 in the
+    environment the traceback is printed, too.
     """
     if os.environ.get("AUTOSAC_DEBUG") == "1":
         traceback.print_exception(error)
     if isinstance(error, AutosacError):
         return error
+    wrapped = getattr(error, "inner_exception", None)
+    if isinstance(wrapped, AutosacError):  # torch.fx adds paragraphs on what was being executed
+        return type(wrapped)(str(wrapped).partition("\n\n")[0])
     where = innermost_line(error.__traceback__)
     said = "".join(f"{type(e).__name__}: {e}\n" if str(e) else _message_of(e, _LIMIT) for e in _chain(error))
     for part in _REMEDIES:

@@ -36,6 +36,7 @@ from autosac.integrations.replacing import replace_once
 
 SEES_RESULTS = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters
 """Whether PyTorch tells a policy what an operator has returned (since 2.12): without it nobody knows whose memory that is."""
+NEEDS = "plans of compiled modules need PyTorch 2.12 or newer"
 
 
 def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[Any, Any]]:
@@ -49,7 +50,7 @@ def context_fn(policy: UnitDecisions, *, offloads: bool) -> Callable[[], tuple[A
 
     def modes() -> tuple[Any, Any]:
         if not SEES_RESULTS:
-            raise PlanError(f"{policy.fqn} is compiled, and plans of compiled modules need PyTorch 2.12 or newer")
+            raise PlanError(f"{policy.fqn} is compiled, and {NEEDS}")
         if offloads:
             raise PlanError(
                 f"{policy.fqn} is compiled and its plan offloads to host memory: make a plan without offloading"

@@ -96,10 +96,20 @@ def _plan_of(job: RunningJob) -> Plan:
     if plan.made_for.world_size != job.world_size:
         raise PlanError(f"the plan was made for {plan.made_for.world_size} ranks; this job has {job.world_size}")
     check_settings(plan.made_for.job_settings, job.settings)
-    if plan.offloads and compiles_model(job.settings):
-        raise PlanError("the plan offloads to host memory, which a compiled model cannot: turn off compile.enable")
+    if compiles_model(job.settings):
+        check_compilable(plan)
     logger.info(f"AutoSAC: plan {plan.hash()[:12]} is {plan.doing}{_predicted(plan)}")
     return plan
+
+
+def check_compilable(plan: Plan) -> None:
+    """PlanError if a compiled model cannot follow the plan."""
+    from autosac.integrations.recompute.compiled_modes import NEEDS, SEES_RESULTS
+
+    if plan.offloads:
+        raise PlanError("the plan offloads to host memory, which a compiled model cannot: turn off compile.enable")
+    if any(unit.decisions for unit in plan.units) and not SEES_RESULTS:
+        raise PlanError(f"the job compiles its model: {NEEDS}")
 
 
 def plan_file(path: str, job: str) -> str:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from autosac.capture.failures import capture_error
+from autosac.errors import PlanError
 
 Capture = Callable[..., Any]
 
@@ -44,6 +46,14 @@ def test_errors_in_a_backward_are_told(capture: Capture, where: str) -> None:
 
     with pytest.raises(Exception, match=r"training step 1: ValueError: no gradient from here"):
         capture(make_step)
+
+
+def test_what_a_compiler_wraps_is_told_as_it_is() -> None:
+    """A plan's refusal that is raised while a unit is compiled comes without the compiler's own words, and torch.fx's."""
+    why = "layers.0 is compiled, and plans of compiled modules need PyTorch 2.12 or newer"
+    refusal = PlanError(f"{why}\n\nWhile executing %tag_activation_checkpoint")
+    told = capture_error(BackendCompilerFailed(lambda: None, refusal, None), "training step 1")
+    assert (type(told), str(told)) == (PlanError, why)
 
 
 def test_causes_are_told() -> None:

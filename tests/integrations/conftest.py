@@ -25,7 +25,7 @@ from autosac.integrations.observe import observe
 from autosac.integrations.operators.effects import written_arguments
 from autosac.integrations.operators.keys import is_counted, is_random, op_name, output_metadata
 from autosac.integrations.operators.modules import find_module, parameters_of
-from autosac.integrations.recompute.compiled_modes import SEES_RESULTS
+from autosac.integrations.recompute.compiled_modes import NEEDS, SEES_RESULTS
 from autosac.integrations.recompute.entries import Observer, observer
 from autosac.plans import Decision, OutputMetadata, Plan, Settings, Unit
 from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
@@ -423,7 +423,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Plans of compiled modules need a PyTorch that tells policies what operators return."""
     if SEES_RESULTS:
         return
-    skip = pytest.mark.skip(reason="plans of compiled modules need PyTorch 2.12 or newer")
+    skip = pytest.mark.skip(reason=NEEDS)
     for item in items:
         if "compiled" in item.nodeid and item.path.parent == Path(__file__).parent:
             item.add_marker(skip)

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from autosac.errors import AutosacError, PlanError
-from autosac.integrations.torchtitan.planning import agree_on, agree_on_change, agree_on_file, gathered, plan_file
-from autosac.plans import Plan
+from autosac.integrations.torchtitan.planning import (
+    agree_on,
+    agree_on_change,
+    agree_on_file,
+    check_compilable,
+    gathered,
+    plan_file,
+)
+from autosac.plans import Decision, Plan, Unit
 from plans import LLAMA_8B, MADE_FOR
 
 PLAN, OTHER = Plan(made_for=MADE_FOR, units=()), Plan(made_for=LLAMA_8B, units=())
@@ -150,3 +157,20 @@ def test_a_plan_lies_beside_its_job_or_in_the_working_folder(tmp_path: Path, mon
     (here / "best.plan.json").write_bytes(OTHER.to_bytes())
     with pytest.raises(PlanError, match="ambiguous"):
         plan_file("best.plan.json", job)
+
+
+def test_a_compiled_job_is_refused_what_it_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offloading never, decisions before PyTorch 2.12; memory budgets are the compiler's own."""
+    kept = Decision(op="aten.mm.default", occurrence=0, keep=True, outputs=())
+    unit = Unit(fqn="layers.0", discard_fraction=0.5, kept_bytes=0, recompute_ms=0.0, decisions=(kept,))
+    hosted = replace(unit, decisions=(replace(kept, offload=True),))
+    budget = replace(unit, decisions=(), memory_budget=0.5)
+    modes = "autosac.integrations.recompute.compiled_modes.SEES_RESULTS"
+    monkeypatch.setattr(modes, True)
+    check_compilable(replace(PLAN, units=(unit,)))
+    with pytest.raises(PlanError, match="offloads to host memory, which a compiled model cannot"):
+        check_compilable(replace(PLAN, units=(hosted,)))
+    monkeypatch.setattr(modes, False)
+    check_compilable(replace(PLAN, units=(budget,)))
+    with pytest.raises(PlanError, match=r"^the job compiles its model: plans of .* need PyTorch 2\.12 or newer$"):
+        check_compilable(replace(PLAN, units=(unit,)))
