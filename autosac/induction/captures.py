@@ -6,7 +6,8 @@ a layer may still be special (with experts in FSDP units of their own the first 
 cuts no longer pay, the whole job is captured. The trace is the same in every case.
 
 Where the same job has been captured without checkpointing, its trace tells what has to be in one under checkpointing: then two
-cuts are enough, if the trace that they predict `agrees` with it; if not, the third one is captured after all.
+cuts are enough, if the trace that they predict agrees with it (`Reference`); if not, the third one is captured after all. The
+two are the first ones of those that have predicted that trace: where its smallest cuts were still special, these are, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autosac.capture.process.server import CaptureFuture
 from autosac.capture.request import TitanRequest
 from autosac.errors import AutosacError, FirstStageError, TooFewLayersError
 from autosac.induction.alignment import Refusal
-from autosac.induction.traces import TraceFamily, difference
+from autosac.induction.traces import TraceFamily, difference, ends_once
 from autosac.plans import Plan
 from autosac.plans.layers import is_alike
 from autosac.trace import Cut, Trace, TraceInfo
@@ -39,10 +40,20 @@ class Server(Protocol):
     def cancel(self, future: Future[Trace]) -> None: ...
 
 
+class Reference(Protocol):
+    """The job's step without checkpointing, as far as it tells what must be in one under checkpointing."""
+
+    def first_cut(self) -> int:
+        """The number of the first cut of those that it was put together from; 0 if it was captured whole."""
+
+    def agrees(self, trace: Trace) -> bool:
+        """Whether a trace under checkpointing is that without, but for what checkpointing accounts for."""
+
+
 class Capturing:
     """A capture under way, of a whole job from its cuts.
 
-    `refused` gets the reason, in one line, if the cuts turn out to be no family. `agrees`: see the module's docstring.
+    `refused` gets the reason, in one line, if the cuts turn out to be no family. `reference`: see the module's docstring.
     """
 
     def __init__(
@@ -50,13 +61,14 @@ class Capturing:
         server: Server,
         request: TitanRequest,
         refused: Callable[[str], None],
-        agrees: Callable[[Trace], bool] | None = None,
+        reference: Reference | None = None,
     ) -> None:
         self._server = server
         self._request = request
         self._refused = refused
-        self._agrees = agrees
-        self._futures = [self._submit(cut) for cut in range(_CUTS - (agrees is not None))]
+        self._reference = reference
+        self._first = 0
+        self._futures = [self._submit(cut) for cut in range(_CUTS - (reference is not None))]
         self._trace: Trace | None = None
         self._error: AutosacError | None = None
         self._lock = threading.Lock()
@@ -76,13 +88,23 @@ class Capturing:
         with contextlib.suppress(Exception):  # whoever asks for the result gets the error
             self.result()
 
-    def _agreed(self, cuts: list[Trace], agrees: Callable[[Trace], bool]) -> Trace | None:
-        """The trace that two cuts predict, if it agrees with what is known."""
+    def first_cut(self) -> int:
+        """The number of the first cut of those that the trace was put together from; 0 if it was captured whole."""
+        self.result()
+        return self._first
+
+    def _agreed(self, cuts: list[Trace], reference: Reference) -> Trace | None:
+        """The trace that the first two cuts predict which are like others, if it agrees with what is known. All cuts that are
+        captured for that are in `cuts` afterwards.
+        """
+        first = reference.first_cut()
+        while len(cuts) < min(first + 2, _MOST_CUTS):
+            cuts.append(self._submit(len(cuts)).result())
         try:
-            trace = predicted(cuts)
+            trace = predicted(cuts[first : first + 2])
         except Refusal:
             return None
-        return trace if agrees(trace) else None
+        return trace if reference.agrees(trace) else None
 
     def _submit(self, cut: int | None) -> Future[Trace]:
         return self._server.submit(replace(self._request, cut=cut))
@@ -114,16 +136,19 @@ class Capturing:
             if cuts[0].info.cut is None:
                 return cuts[0]
             cuts += [future.result() for future in self._futures[1:]]
-            if self._agrees is not None:
-                trace = self._agreed(cuts, self._agrees)
+            if self._reference is not None:
+                trace = self._agreed(cuts, self._reference)
                 if trace is not None:
                     return trace
                 cuts.append(self._submit(len(cuts)).result())
             while True:
                 try:
-                    return joined(cuts[-_CUTS:])
+                    trace = joined(cuts[-_CUTS:])
                 except Refusal as e:
                     reason = str(e)
+                else:
+                    self._first = len(cuts) - _CUTS
+                    return trace
                 if len(cuts) == _MOST_CUTS or not _pays(cuts):
                     break
                 cuts.append(self._submit(len(cuts)).result())
@@ -153,17 +178,17 @@ def capturing(
     refused: Callable[[str], None] = lambda _: None,
     *,
     whole: bool = False,
-    agrees: Callable[[Trace], bool] | None = None,
+    reference: Reference | None = None,
 ) -> Capturing | Future[Trace]:
     """Start a capture; `result()` waits for its trace. It is of the whole job if asked for, and under a plan that does not do
     the same in all layers, unless two cuts are to be enough: then kinds of layers decide (`autosac.capture.jobs.layers`).
-    `agrees`: see `Capturing`.
+    `reference`: see `Capturing`.
     """
     if request.plan_file is not None and not whole and request.cuts == _CUTS:
         whole = not is_alike(Plan.load(request.plan_file))
     if whole or request.layers is not None:
         return server.submit(request)
-    return Capturing(server, request, refused, agrees)
+    return Capturing(server, request, refused, reference)
 
 
 def early_info(capture: Capturing | Future[Trace]) -> TraceInfo:
@@ -198,7 +223,10 @@ def _bare(cuts: list[Trace]) -> list[Trace]:
 
 def _whole(family: TraceFamily, cuts: list[Trace]) -> Trace:
     first, period, total = _cut(cuts[0])
-    return family.member((total - first) // period)
+    whole = family.member((total - first) // period)
+    if not ends_once(whole):
+        raise Refusal("a storage ends where it is not alive")
+    return whole
 
 
 def _cut(trace: Trace) -> Cut:

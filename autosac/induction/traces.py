@@ -20,7 +20,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from autosac.induction.templates import ElementKey, fit, fit_sequence, pattern_of, render
-from autosac.trace import Alloc, Call, Phase, Region, Signature, Storage, TensorMeta, Trace, TraceInfo
+from autosac.trace import Alloc, Call, Free, Phase, Region, Signature, Storage, TensorMeta, Trace, TraceInfo
 
 # Fields of rows that are indices or sizes which change with the layers; they do not tell what a row is.
 _UNSTABLE = frozenset({"first", "last", "event", "work", "batch", "nbytes", "peer"})
@@ -163,6 +163,19 @@ def difference(a: Trace, b: Trace) -> str | None:
                 return f"{part}[{i}]: {str(x)[:150]} is not {str(y)[:150]}"
         return f"{part}: {len(left)} and {len(right)} entries"
     return None
+
+
+def ends_once(trace: Trace) -> bool:
+    """Whether every storage that ends is alive then."""
+    alive = set[int]()
+    for event in (*trace.prologue, *trace.events):
+        if type(event) is Alloc:
+            alive.add(event.storage)
+        elif type(event) is Free:
+            if event.storage not in alive:
+                return False
+            alive.remove(event.storage)
+    return True
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class TitanCaptures:
         self._started: dict[str, Capture] = dict(started or {})
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
-        self._uncheckpointed: UncheckpointedStep | None = None
+        self._uncheckpointed: _Uncheckpointed | None = None
         self._written = 0  # plans, into the folder
         # Of `_under_plans`, the one whose step nobody has asked for yet.
         self._ahead: tuple[tuple[Unit, ...], Settings] | None = None
@@ -208,28 +208,24 @@ class TitanCaptures:
 
     def _begin(self, key: str, request: TitanRequest) -> None:
         if key not in self._started:
-            agrees = self._agrees() if key in _CHECKPOINTED else None
-            if agrees is not None:  # two cuts may be worthwhile where three are not
+            reference = self._reference() if key in _CHECKPOINTED else None
+            if reference is not None:  # two cuts may be worthwhile where three are not
                 request = replace(request, cuts=2)
-            self._started[key] = self._capturing(request, agrees)
+            self._started[key] = self._capturing(request, reference)
 
-    def _capturing(self, request: TitanRequest, agrees: Callable[[Trace], bool] | None) -> Capture:
-        return capturing(self._server, request, self.job.progress, whole=self.job.whole, agrees=agrees)
+    def _capturing(self, request: TitanRequest, reference: _Uncheckpointed | None) -> Capture:
+        return capturing(self._server, request, self.job.progress, whole=self.job.whole, reference=reference)
 
-    def _agrees(self) -> Callable[[Trace], bool] | None:
-        """Whether a trace under checkpointing is that without, but for what checkpointing accounts for; None where that is not
-        asked for, or of a model that is not compiled, and the others are, or may be.
+    def _reference(self) -> _Uncheckpointed | None:
+        """The step without checkpointing; None where that is not asked for, or of a model that is not compiled, and the others
+        are, or may be.
         """
         if "none" not in self._started:
             return None
         if asks_to_compile(self.job.config_file, self.job.overrides) is not False:
             return None
-        return self._agrees_with_uncheckpointed
-
-    def _agrees_with_uncheckpointed(self, trace: Trace) -> bool:
-        if self._uncheckpointed is None:
-            self._uncheckpointed = UncheckpointedStep(self._started["none"].result())
-        return self._uncheckpointed.is_in(trace)
+        self._uncheckpointed = self._uncheckpointed or _Uncheckpointed(self._started["none"])
+        return self._uncheckpointed
 
     def stages(self, name: str) -> tuple[TitanJob, ...]:
         """The job as seen from one rank of each pipeline stage, this one's first, as soon as its capture tells."""
@@ -313,7 +309,7 @@ class TitanCaptures:
             self._cancel(self._under_plans.pop(self._ahead))
         is_new = key not in self._under_plans and (not ahead or self._server.has_room())
         if is_new:
-            self._under_plans[key] = self._capturing(self._request(plan), agrees=None)
+            self._under_plans[key] = self._capturing(self._request(plan), None)
         self._ahead = key if ahead and (is_new or self._ahead == key) else None
 
     def _cancel(self, capture: Capture) -> None:
@@ -325,10 +321,10 @@ class TitanCaptures:
     def begin_template(self, plan: Plan) -> None:
         """Begin to capture a template, unless that has begun; apart from the capture that confirms the same plan."""
         if (plan.units, plan.settings) not in self._templates:
-            request, agrees = self._request(plan), self._agrees()
-            if agrees is not None and early_info(self._started["none"]).parallelism.pp == 1:
+            request, reference = self._request(plan), self._reference()
+            if reference is not None and early_info(self._started["none"]).parallelism.pp == 1:
                 request = replace(request, cuts=2)
-            self._templates[plan.units, plan.settings] = self._capturing(request, agrees)
+            self._templates[plan.units, plan.settings] = self._capturing(request, reference)
 
     def _request(self, plan: Plan) -> TitanRequest:
         self.start("none")
@@ -361,6 +357,24 @@ class TitanCaptures:
         self.begin_template(plan)
         trace = self._templates[plan.units, plan.settings].result()
         return simulation_of_trainable(trace, self.job.target, plan)
+
+
+class _Uncheckpointed:
+    """See `autosac.induction.Reference`."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._step: UncheckpointedStep | None = None
+
+    def first_cut(self) -> int:
+        """0 if it was captured whole."""
+        return self._capture.first_cut() if isinstance(self._capture, Capturing) else 0
+
+    def agrees(self, trace: Trace) -> bool:
+        """Whether the step is in a trace under checkpointing."""
+        if self._step is None:
+            self._step = UncheckpointedStep(self._capture.result())
+        return self._step.is_in(trace)
 
 
 class _Baselines(Mapping[str, Simulation]):

@@ -56,6 +56,38 @@ def test_a_step_that_ends_early_is_another(observed: Trace) -> None:
     assert UncheckpointedStep(short).is_in(shorter)
 
 
+def _ending(trace: Trace, label: str, end: int | None) -> Trace:
+    """The step in which the storage with this operator ends in row `end`, or never."""
+    (storage,) = {i for i, found in enumerate(trace.storages) if found.op == label}
+    events = [row for row in trace.events if not (type(row) is Free and row.storage == storage)]
+    if end is not None:
+        events.insert(end, Free(storage))
+    return replace(trace, events=tuple(events))
+
+
+def test_what_the_forward_does_not_hold_ends_at_the_same_place() -> None:
+    """A temporary of the forward, a gradient; not an activation, whose end checkpointing moves."""
+    made = TraceBuilder()
+    made.step(0)
+    made.phase = Phase.FORWARD
+    temporary, activation = made.alloc(512, op="temporary"), made.alloc(512, op="activation")
+    made.free(temporary)
+    made.op("forward", outputs=(activation,))
+    made.phase = Phase.BACKWARD
+    gradient = made.alloc(512, op="gradient")
+    made.op("backward", inputs=(activation,), outputs=(gradient,))
+    made.free(activation)
+    made.free(gradient)
+    made.op("last")
+    plain = made.build()
+    known, rows = UncheckpointedStep(plain), len(plain.events)
+    assert known.is_in(plain) and known.is_in(_ending(plain, "activation", 3))
+    assert not known.is_in(_ending(plain, "temporary", rows - 2))
+    assert not known.is_in(_ending(plain, "temporary", None))
+    assert not known.is_in(_ending(plain, "gradient", None))
+    assert not known.is_in(_ending(plain, "gradient", rows - 1)), "after the last operator"
+
+
 def test_one_step_is_looked_for_in_several(observed: Trace) -> None:
     """Each answer is that of the first one to be asked, whatever else was asked before."""
     outside = UncheckpointedStep(observed)

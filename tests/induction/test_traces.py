@@ -17,9 +17,10 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, TooFewLayersError
 from autosac.induction import Refusal, TraceFamily, capturing, difference, joined
 from autosac.induction.alignment import Insertion, insertions
-from autosac.induction.captures import Capturing
+from autosac.induction.captures import Capturing, predicted
+from autosac.induction.traces import ends_once
 from autosac.plans import Plan, Unit
-from autosac.trace import Alloc, Cut, Op, Phase, Signature, Storage, TensorMeta, Trace
+from autosac.trace import Alloc, Cut, Free, Label, Op, Phase, Signature, Storage, TensorMeta, Trace
 from plans import MADE_FOR
 from traces import trace_of
 
@@ -202,19 +203,29 @@ def test_a_job_that_is_not_cut_fails_once() -> None:
     assert server.asked == [0, 1, 2]
 
 
+class _Known:
+    """The step without checkpointing: its cuts from number `first` on have predicted it. Notes what it is asked about."""
+
+    def __init__(self, agrees: bool, first: int = 0) -> None:
+        self._agrees, self._first = agrees, first
+        self.asked_about: list[Trace] = []
+
+    def first_cut(self) -> int:
+        return self._first
+
+    def agrees(self, trace: Trace) -> bool:
+        self.asked_about.append(trace)
+        return self._agrees
+
+
 @pytest.mark.parametrize("agrees", [True, False])
 def test_two_cuts_are_enough_where_their_prediction_agrees(step: Step, agrees: bool) -> None:
     """The prediction is asked about once; if it does not agree, the third cut is captured, and must be as predicted."""
     cuts = [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, 20))) for n in (4, 5, 6)]
-    server, asked_about = _Server(dict(enumerate(cuts))), []
-
-    def answer(trace: Trace) -> bool:
-        asked_about.append(trace)
-        return agrees
-
-    capture = capturing(server, TitanRequest(config_file=None), agrees=answer)
+    server, known = _Server(dict(enumerate(cuts))), _Known(agrees)
+    capture = capturing(server, TitanRequest(config_file=None), reference=known)
     assert difference(capture.result(), step(20)) is None
-    assert [difference(trace, step(20)) for trace in asked_about] == [None]
+    assert [difference(trace, step(20)) for trace in known.asked_about] == [None]
     assert server.asked == ([0, 1] if agrees else [0, 1, 2])
 
 
@@ -222,10 +233,39 @@ def test_two_cuts_that_predict_nothing(step: Step) -> None:
     """Nobody is asked about them: larger ones follow."""
     cuts = [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, 20))) for n in (4, 5, 6, 7)]
     cuts[0] = replace(cuts[0], sources=("odd",))
-    server = _Server(dict(enumerate(cuts)))
-    capture = capturing(server, TitanRequest(config_file=None), agrees=lambda _: False)
+    server, known = _Server(dict(enumerate(cuts))), _Known(False)
+    capture = capturing(server, TitanRequest(config_file=None), reference=known)
+    assert isinstance(capture, Capturing)
     assert difference(capture.result(), step(20)) is None
-    assert server.asked == [0, 1, 2, 3]
+    assert server.asked == [0, 1, 2, 3] and not known.asked_about
+    assert capture.first_cut() == 1, "the smallest was left out"
+
+
+def test_cuts_that_were_special_without_checkpointing_are_left_out(step: Step) -> None:
+    """There the second to fourth cut predicted the step. The first is special here too, in what no agreement would notice: the
+    second and third predict the step.
+    """
+    cuts = [replace(step(n), info=replace(step(n).info, cut=Cut(n, 1, 20))) for n in (4, 5, 6, 7)]
+    cuts[0] = replace(cuts[0], info=replace(cuts[0].info, flops_per_token=1.0))
+    server, known = _Server(dict(enumerate(cuts))), _Known(True, first=1)
+    capture = capturing(server, TitanRequest(config_file=None), reference=known)
+    assert difference(capture.result(), step(20)) is None
+    assert server.asked == [0, 1, 2] and len(known.asked_about) == 1
+
+
+def test_a_storage_that_would_end_twice_is_refused() -> None:
+    """Of two storages the second and then the first one end; of three, by these cuts, the second one twice."""
+
+    def of(layers: int, *ends: int) -> Trace:
+        storage = Storage(64, 0, Label.NONE, Phase.FORWARD, -1, 0, "mm")
+        events = [*(Alloc(i) for i in range(layers)), *(Free(i) for i in ends)]
+        trace = trace_of(events, storages=[storage] * layers)
+        return replace(trace, info=replace(trace.info, cut=Cut(layers, 1, 3)))
+
+    assert ends_once(of(2, 1, 0)) and not ends_once(of(2, 1, 1))
+    assert not ends_once(replace(of(1), events=(Free(0), Alloc(0))))
+    with pytest.raises(Refusal, match="ends where it is not alive"):
+        predicted([of(2, 1, 0), of(3, 1, 1)])
 
 
 def test_a_job_that_is_not_cut_is_taken_as_it_is(step: Step) -> None:
