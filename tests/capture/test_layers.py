@@ -11,7 +11,7 @@ import pytest
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.derivation import UncheckpointedStep
-from autosac.induction import Refusal, capturing, difference, joined
+from autosac.induction import Capturing, Refusal, TraceFamily, capturing, difference, joined
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.plans.layers import in_all_layers
 from autosac.simulation import Target, simulation_of
@@ -136,20 +136,46 @@ def test_a_job_of_many_layers_is_cut(server: CaptureServer) -> None:
     assert refused == []
 
 
+class Uncheckpointed:
+    """The step without checkpointing; notes what it answers."""
+
+    def __init__(self, capture: Capturing | Future[Trace]) -> None:
+        assert isinstance(capture, Capturing)
+        self.first_cut = capture.first_cut
+        self._step = UncheckpointedStep(capture.result())
+        self.answers: list[bool] = []
+
+    def agrees(self, trace: Trace) -> bool:
+        self.answers.append(self._step.is_in(trace))
+        return self.answers[-1]
+
+
 @pytest.mark.parametrize("mode", ["full", "selective-op"])
 def test_two_cuts_of_a_job_with_checkpointing_are_enough(server: CaptureServer, mode: str) -> None:
     """The step without checkpointing confirms what they predict: the capture of all layers, row by row."""
     request = replace(_request("llama3", 8, mode=mode), overrides=EIGHT_B)
-    none = capturing(server, replace(request, checkpointing="none", observe=True)).result()
-    answers: list[bool] = []
-
-    def agrees(trace: Trace) -> bool:
-        answers.append(UncheckpointedStep(none).is_in(trace))
-        return answers[-1]
-
-    under_way = capturing(server, request, agrees=agrees)
+    none = Uncheckpointed(capturing(server, replace(request, checkpointing="none", observe=True)))
+    under_way = capturing(server, request, reference=none)
     assert difference(under_way.result(), server.capture(request)) is None
-    assert answers == [True]
+    assert none.answers == [True] and none.first_cut() == 0
+
+
+@pytest.mark.long
+def test_two_cuts_of_a_job_whose_smallest_is_special(server: CaptureServer) -> None:
+    """Llama-4 Scout with experts spread over 8 GPUs: what their own FSDP units free in the first layers is another thing.
+    The second cut and the third predict the step with 48 layers; the first and the second do not, and that is noticed.
+    """
+    scout = ("--model.name", "llama4", "--model.flavor", "17bx16e", "--parallelism.expert_parallel_degree", "8", *SMALL)
+    request = replace(_request("llama4", 16, mode="full"), overrides=scout)
+    none = Uncheckpointed(capturing(server, replace(request, checkpointing="none", observe=True)))
+    under_way = capturing(server, request, reference=none)
+    assert difference(under_way.result(), server.capture(request)) is None
+    assert none.answers == [True] and none.first_cut() == 1
+    cuts = [server.capture(replace(request, cut=cut)) for cut in (0, 1, 2)]
+    plain = [server.capture(replace(request, checkpointing="none", cut=cut)) for cut in (0, 1, 2)]
+    bare = [replace(cut, info=replace(cut.info, cut=None)) for cut in cuts]
+    assert UncheckpointedStep(plain[2]).is_in(cuts[2])
+    assert not UncheckpointedStep(plain[2]).is_in(TraceFamily(bare[:2]).member(2))
 
 
 def test_a_job_under_a_plan_for_every_layer_is_cut(server: CaptureServer, tmp_path: Path) -> None:
