@@ -27,6 +27,7 @@ from autosac.integrations.operators.keys import is_counted, is_random, op_name, 
 from autosac.integrations.operators.modules import find_module, parameters_of
 from autosac.integrations.recompute.compiled_modes import NEEDS, SEES_RESULTS
 from autosac.integrations.recompute.entries import Observer, observer
+from autosac.planning.compiled_policies import modules_have_budgets
 from autosac.plans import Decision, OutputMetadata, Plan, Settings, Unit
 from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
 from benchmarks.fuzz.groups import groups_of
@@ -420,10 +421,15 @@ def mesh() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Plans of compiled modules need a PyTorch that tells policies what operators return."""
-    if SEES_RESULTS:
-        return
-    skip = pytest.mark.skip(reason=NEEDS)
-    for item in items:
-        if "compiled" in item.nodeid and item.path.parent == Path(__file__).parent:
-            item.add_marker(skip)
+    """Plans of compiled modules need a PyTorch that tells policies what operators return, budgets of modules a newer one."""
+    lacking = {
+        "compiled_plan": "" if SEES_RESULTS else NEEDS,
+        "module_budget": ""
+        if modules_have_budgets(torch.__version__)
+        else "memory budgets of modules need PyTorch 2.13",
+    }
+    for item in (item for item in items if item.path.parent == Path(__file__).parent):
+        if "compiled" in item.nodeid:
+            item.add_marker("compiled_plan")
+        for reason in (reason for name, reason in lacking.items() if reason and item.get_closest_marker(name)):
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -78,6 +78,7 @@ def gradients(between: Callable[[Block, Tensor], Tensor], made: Plan | None, **o
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.compiled_plan
 @pytest.mark.parametrize("between", [counted, drawn, read, simple], ids=lambda between: between.__name__)
 def test_python_code_of_a_unit_runs_once(between: Callable[[Block, Tensor], Tensor]) -> None:
     """Gradients are those of eager code, to the bit. PyTorch's checkpointing would count twice, and draw again."""
@@ -129,6 +130,7 @@ class Branching(Block):
         return result
 
 
+@pytest.mark.module_budget
 def test_a_budget_covers_the_seeds_of_random_numbers() -> None:
     """Inductor draws them at the beginning of a graph. The gradients are those without a budget."""
     found = []
@@ -144,6 +146,7 @@ def test_a_budget_covers_the_seeds_of_random_numbers() -> None:
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.module_budget
 @pytest.mark.parametrize("budget", [0.0, 0.4])
 @pytest.mark.parametrize("kind", [Returned, Averaged, Branching])
 def test_a_budget_covers_what_the_compiler_adds(kind: type[Block], budget: float) -> None:
@@ -187,6 +190,7 @@ class Changing(Block):
         return result
 
 
+@pytest.mark.module_budget
 @pytest.mark.parametrize("budget", [0.0, 0.4])
 @pytest.mark.parametrize("change", [rectified, halved, replaced], ids=lambda change: change.__name__)
 def test_a_budget_covers_what_the_compiler_adds_for_changes(
@@ -276,6 +280,7 @@ def test_a_class_whose_attributes_change_in_compiled_code(planned: tuple[int, ..
     assert all(map(torch.equal, trained((), False), trained(planned, True)))
 
 
+@pytest.mark.module_budget
 def test_a_budget_for_a_unit_that_writes_to_its_class() -> None:
     """It cannot be compiled in one piece: one line says so."""
     Shared.calls = 0

@@ -201,6 +201,7 @@ def tables_gradient(units: tuple[Unit, ...]) -> Tensor:
     return torch.autograd.grad(out.sum(), model.get_parameter("0.up.weight"))[0]
 
 
+@pytest.mark.compiled_plan
 def test_the_default_dtype_is_that_of_the_forward() -> None:
     """aot_eager computes tables of the default dtype again as the forward did."""
     unit = Unit(fqn="0", discard_fraction=1.0, kept_bytes=0, recompute_ms=0.0, decisions=())
