@@ -2,8 +2,9 @@
 
 Plans decide about the operators of the model as it is, as those of `autosac.plan` do. They offload nothing (compiled code
 refuses that), and some leave units, or all that is compiled, to a memory budget. With aot_eager results are compared bit
-for bit, with Inductor as far as another order of sums explains. Where the compiler alone computes something else than the
-model as it is, results under the plan may be those of either.
+for bit, with Inductor as far as another order of sums explains. Inductor draws PyTorch's random numbers (`fallback_random`):
+a plan may let it compile what is not compiled without (``Module.compile`` of an `nn.Sequential`). Where the compiler alone
+computes something else than the model as it is, results under the plan may be those of either.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 
 from benchmarks.fuzz.family import FAMILIES, Family, Job
 
@@ -37,6 +39,7 @@ def is_suitable(family: Family) -> bool:
 def compiled(model: nn.Module, units: Sequence[str], backend: str) -> nn.Module:
     """The model with these modules compiled each by itself; all of it as a whole if there are none."""
     torch._dynamo.reset()
+    inductor_config.fallback_random = True
     for unit in units:
         model.get_submodule(unit).compile(backend=backend)
     return model if units else torch.compile(model, backend=backend)  # type: ignore[return-value] # torch says a function
