@@ -6,8 +6,9 @@ the p layers more have added: each is a repetition of what stands right before i
     longer = ... x x' y ...        shorter = ... x y ...        keys of x' = keys of x
 
 The common prefix is taken as long as it goes; where it ends, a run of `longer` is skipped whose length d lets the sequences
-go on together for longest (the smallest such d). If an insertion of length d exists at all, the greedy prefix only moves it
-to the right within the periodic part around it (rotating it), which is still an insertion of length d.
+go on together for longest (of several the one with which both end, else the smallest). If an insertion of length d exists
+at all, the greedy prefix only moves it to the right within the periodic part around it (rotating it), which is still an
+insertion of length d.
 
 Within that periodic part (all copies of the layers) the run may be placed anywhere. It is placed in the middle, for the copies
 at its ends (first and last layers) may differ in what their rows refer to, though not in their keys.
@@ -67,19 +68,22 @@ def _common(a: Keys, b: Keys) -> int:
 
 
 def _length(rest: Keys, longer: Keys, here: int, surplus: int) -> int | None:
-    """How many keys of `longer` from `here` on repeat those before and, left out, let `rest` go on for longest."""
+    """How many keys of `longer` from `here` on repeat those before and, left out, let `rest` go on for longest; of several the
+    number with which both end, else the least.
+    """
     limit = min(surplus, here)
     if len(rest) == 0:
         candidates: Any = [surplus] if 0 < surplus <= here else []
     else:
         candidates = np.flatnonzero(longer[here + 1 : here + 1 + limit] == rest[0]) + 1
-    best: tuple[int, int] | None = None
+    best: tuple[tuple[int, bool], int] | None = None
     for length in map(int, candidates):
         if not np.array_equal(longer[here - length : here], longer[here : here + length]):
             continue
         agreement = _common(rest, longer[here + length :])
-        if best is None or agreement > best[0]:
-            best = (agreement, length)
+        found = agreement, agreement == len(rest) and length == surplus
+        if best is None or found > best[0]:
+            best = (found, length)
     return best[1] if best is not None else None
 
 

@@ -303,6 +303,15 @@ def test_insertions_stand_in_the_middle_of_what_repeats(shorter: str, longer: st
     assert insertions(keys(shorter), keys(longer), "text") == expected
 
 
+def test_a_run_with_which_both_sequences_end_is_preferred() -> None:
+    """Lists of norms: of 3 and 4 layers (bbaabb) between an a and "ba". Where they part, a single b is a repetition, too, and
+    as much agrees after it: all that is left of the shorter one.
+    """
+    shorter, longer = ("a" + layers * "bbaabb" + "ba" for layers in (3, 4))
+    (found,) = insertions(keys(shorter), keys(longer), "text")
+    assert found.length == 6
+
+
 @pytest.mark.parametrize(("shorter", "longer"), [("abcz", "abcdz"), ("abz", "abaz"), ("ab", "cd"), ("abab", "ab")])
 def test_what_is_no_repetition_is_refused(shorter: str, longer: str) -> None:
     """New keys, a part of a run, other keys, and fewer keys are no inserted copies."""
