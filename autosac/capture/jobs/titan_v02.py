@@ -207,7 +207,7 @@ def _checked_toml(path: str | None) -> bytes:
 
 
 def _train_spec(config: Any) -> Any:
-    """The job's train spec, which its own module may have registered. UsageError if there is none, or it has no such flavor."""
+    """The job's train spec, perhaps one of its own. UsageError if there is none, or it has no such flavor."""
     import torchtitan.protocols.train_spec as registry
 
     _import_own(config.experimental.custom_import)
