@@ -17,6 +17,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -157,12 +158,16 @@ class _Checkpointing:
         """One forward inside of what is being compiled; without the compiler, if the graph breaks in the module.
 
         PyTorch's checkpointing would run broken code in Python a second time: with other numbers of Python's and numpy's
-        generators, and counters that count twice.
+        generators, and counters that count twice. A generator that is returned has yet to run, which Dynamo cannot do outside
+        of what is checkpointed.
         """
         _seen_by_compiler(type(module))
         with _unbroken():
             if torch.compiler.is_compiling():
-                return self.compiled(module.original_forward, *args, **kwargs)
+                out = self.compiled(module.original_forward, *args, **kwargs)
+                if _has_generator(out):
+                    torch._dynamo.graph_break()
+                return out
         if self._of_compiler:
             raise PlanNotFollowedError(
                 f"the plan gives {self.policy.fqn} a memory budget of its own, but the module cannot be compiled in one "
@@ -224,6 +229,15 @@ _seen_by_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined] #
 def _unbroken() -> Iterator[None]:
     """Dynamo compiles what is inside as a whole, or runs the function around as it is: it cannot resume in here."""
     yield
+
+
+def _has_generator(out: Any) -> bool:
+    """Whether a result is a generator, or a list, tuple or dictionary with one. The compiler runs this."""
+    if isinstance(out, list | tuple):
+        return any(map(_has_generator, out))
+    if isinstance(out, dict):
+        return any(map(_has_generator, out.values()))
+    return isinstance(out, GeneratorType)
 
 
 def _units(model: nn.Module) -> list[_Checkpointing]:

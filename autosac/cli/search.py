@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autosac.capture.processors import available_processors
 from autosac.cli.options import add_output, decimal, filled, filled_path, whole
 from autosac.errors import InfeasibleError, UsageError
 from autosac.limits import MOST_BATCH, MOST_GPUS, world_size_of_environment
@@ -160,7 +160,7 @@ def requested(arguments: argparse.Namespace) -> SearchRequest:
         offers=_offers(arguments),
         study=arguments.resume or arguments.study or Path(f"{Path(arguments.job).stem.rpartition(':')[2]}.search"),
         resume=arguments.resume is not None,
-        workers=arguments.workers or os.cpu_count() or 1,
+        workers=arguments.workers or available_processors(),
         use_cache=not arguments.no_cache,
         html=arguments.search_html,
         **{name: value for name, value in asked.items() if value is not None},

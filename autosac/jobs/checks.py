@@ -44,6 +44,7 @@ _RANGES: dict[str, tuple[int, int, int | None]] = {
     "parallelism.pipeline_parallel_last_stage_less_layers": (0, 2**20, None),
 }
 _DIVIDED = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")  # whose sequence and heads are divided
+_NO_MODELS = (UNKNOWN, None, "", "autosac.integrations.torchtitan")  # custom imports that register none
 _ONE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
 
 
@@ -58,6 +59,8 @@ def check_job_file(path: str, overrides: Sequence[str], world_size: int) -> None
     if not own:
         _check_arguments(overrides, known)
     settings = _Settings(document, known, overrides, path)
+    if not own and settings.text("experimental.custom_import") in _NO_MODELS:
+        _check_model(settings)
     settings.check_ranges()
     _check_degrees(settings, world_size)
     _check_division(settings, world_size)
@@ -92,10 +95,18 @@ def read_setting(path: str, overrides: Sequence[str]) -> Callable[[str], Any]:
 
 
 def _check_arguments(overrides: Sequence[str], known: Mapping[str, Mapping[str, Field]]) -> None:
-    """UsageError for the first argument that names no setting. What is written otherwise is left to TorchTitan."""
+    """UsageError for the first argument that names no setting, or is none. What is written otherwise is left to TorchTitan."""
+    expected: float = 0  # values of the option before
     for word in overrides:
-        section, dot, key = word.partition("=")[0].removeprefix("--").replace("-", "_").partition(".")
-        if not word.startswith("--") or not dot or "." in key:
+        if not word.startswith("--"):
+            if expected < 1:
+                raise UsageError(f"argument {printable(word)}: expected --section.setting, or a value behind one")
+            expected -= 1
+            continue
+        option, equals, _ = word.partition("=")
+        section, dot, key = option.removeprefix("--").replace("-", "_").partition(".")
+        if not dot or "." in key:
+            expected = math.inf
             continue
         if section not in known:
             raise UsageError(f"argument {printable(word)}: there is no section {section}; it may be {', '.join(known)}")
@@ -103,6 +114,25 @@ def _check_arguments(overrides: Sequence[str], known: Mapping[str, Mapping[str, 
             near = [f"--{section}.{name}" for name in difflib.get_close_matches(key, known[section], n=3)]
             hint = f"perhaps {' or '.join(near)}" if near else f"[{section}] has {', '.join(known[section])}"
             raise UsageError(f"argument {printable(word)}: there is no such setting; {hint}")
+        expected = 0 if equals else _values_behind(known[section].get(key))
+
+
+def _values_behind(field: Field | None) -> float:
+    """How many values follow an option on the command line. A switch (None: with "no") has none."""
+    if field is None or field.type == "bool":
+        return 0
+    return 1 if field.type.removesuffix(" | None") in ("int", "float", "str", "list[str]") else math.inf
+
+
+def _check_model(settings: _Settings) -> None:
+    """UsageError for a model or a flavor that TorchTitan does not have, of a job that brings none of its own."""
+    name, flavor = str(settings.text("model.name")), str(settings.text("model.flavor"))
+    there = titan_source.models()
+    if there is not None and name not in there:
+        raise UsageError(f"unknown model {printable(name)!r}; TorchTitan has: {', '.join(sorted(there))}")
+    flavors = titan_source.flavors(name)
+    if flavors is not None and flavor not in flavors:
+        raise UsageError(f"unknown flavor {printable(flavor)!r} of {name}; it has: {', '.join(flavors)}")
 
 
 def _own_settings(document: Mapping[str, Any], overrides: Sequence[str]) -> bool:

@@ -35,9 +35,11 @@ def _exchanging(trace: Trace) -> Sequence[int] | None:
 
 
 def fullest(stages: Sequence[Simulation], waited_for: Iterable[Simulation] = ()) -> Simulation:
-    """The stage with the highest peak, in the step of all of them and of those that they wait for."""
+    """The stage that first runs out of memory, in the step of all of them and of those that they wait for: one that does, else
+    the one for which most is reserved.
+    """
     together = (*stages, *waited_for)
     if len(together) == 1:
         return together[0]
     joined = Pipeline(stages=together).joined()[: len(stages)]
-    return max(joined, key=lambda stage: stage.peak_active_bytes)
+    return max(joined, key=lambda stage: (not stage.fits, stage.peak_reserved_bytes, stage.peak_active_bytes))

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autosac.capture.processors import available_processors
 from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.files.writing import write_bytes_atomically
@@ -74,7 +74,7 @@ class _Ranks:
         self._traces: dict[int, Trace] = {}
         self._among_all: bool | None = None  # not known yet
         self._late = -1  # the rank that was tried after others had kept their step: it finds files that they have left
-        self._cores = os.cpu_count() or 1
+        self._cores = available_processors()
         self._is_over = False
 
     def run(self) -> None:

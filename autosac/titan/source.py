@@ -100,6 +100,37 @@ def _experts(root: Path, call: ast.Call, fields: Mapping[str, Field]) -> dict[st
     return {"n_experts": experts, "top_k": chosen if type(chosen) is int else 1} if type(experts) is int else {}
 
 
+def models() -> frozenset[str] | None:
+    """The models that come with TorchTitan; None if its source does not say them."""
+    root = _torchtitan()
+    found: set[str] = set()
+    for folder, table in (("models", "_supported_models"), ("experiments", "_supported_experiments")):
+        tree = _parsed(root / folder / "__init__.py") if root is not None else None
+        value = _assigned(tree, table)
+        names = _literal(value.args[0]) if isinstance(value, ast.Call) and len(value.args) == 1 else UNKNOWN
+        if not isinstance(names, list):
+            return None
+        found.update(map(str, names))
+    return frozenset(found)
+
+
+def flavors(name: str) -> tuple[str, ...] | None:
+    """The flavors of a model that comes with TorchTitan; None if its source does not say all of them."""
+    root = _torchtitan()
+    tree = _parsed(root / "models" / name / "__init__.py") if root is not None and name.isidentifier() else None
+    nodes = list(ast.walk(tree)) if tree is not None else []
+    tables = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "model_args"]
+    if len(tables) != 1 or not isinstance(tables[0], ast.Name):
+        return None
+    table = tables[0].id
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == table]
+    value = _assigned(tree, table)
+    if len(uses) != 2 or not isinstance(value, ast.Dict):  # more uses may add flavors
+        return None
+    keys = [_literal(key) for key in value.keys]
+    return tuple(map(str, keys)) if all(isinstance(key, str) for key in keys) else None
+
+
 def has_pipelines(name: str) -> bool:
     """Whether a model that comes with TorchTitan can be cut into pipeline stages, as far as its source tells it."""
     root = _torchtitan()
@@ -122,6 +153,14 @@ def _flavor(path: Path, flavor: str) -> ast.Call | None:
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == flavor and isinstance(value, ast.Call):
                     return value
+    return None
+
+
+def _assigned(tree: ast.Module | None, name: str) -> ast.expr | None:
+    """What a module assigns to a name of its own, once."""
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            return node.value
     return None
 
 

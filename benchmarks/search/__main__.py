@@ -10,10 +10,10 @@ as long as the search), ``--cache DIR`` (captures of published runs), ``--csv FI
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from autosac.capture.processors import available_processors
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.request import SearchRequest
 from autosac.configurations.space.space import Space, load_space
@@ -34,7 +34,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--job", help="job file to search")
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     parser.add_argument("--world-size", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=available_processors())
     parser.add_argument("--sample-seconds", type=float, default=None)
     parser.add_argument("--space", type=Path)
     parser.add_argument("--budget", default="85%")

@@ -251,6 +251,27 @@ def test_settings_of_arguments(words: str, found: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "stray"),
+    [
+        ("--training.seq_len 5 6", "6"),
+        ("--training.seq_len=5 6", "6"),
+        ("--training.seq_len -5", None),
+        ("--parallelism.pipeline_parallel_layers_per_stage 1 2", "2"),
+        ("--training.enable_cpu_offload true", "true"),
+        ("--training.no-enable_cpu_offload --training.seq_len 4", None),
+        ("--model.odd one two", None),
+        ("--training.loader.workers 1 2", None),
+    ],
+)
+def test_arguments_that_stand_behind_no_option(torchtitan: None, tmp_path: Path, words: str, stray: str | None) -> None:
+    """An option has one value, a switch none; what TorchTitan makes of other options is not known here."""
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\nname = "mine"\n')
+    complaint = answer(path, words.split(), 8)
+    assert complaint.startswith(f"argument {stray}: expected --section.setting") == (stray is not None)
+
+
+@pytest.mark.parametrize(
     ("argument", "said"),
     [
         ("--training.seq_lens=3", "there is no such setting; perhaps --training.seq_len"),
@@ -258,7 +279,8 @@ def test_settings_of_arguments(words: str, found: dict[str, str]) -> None:
         ("--trainer.seq_len", "there is no section trainer; it may be job, model, training, parallelism, autosac"),
         ("--training.no-loader", "fine"),
         ("--training.loader.workers", "fine"),
-        ("stray", "fine"),
+        ("stray", "expected --section.setting, or a value behind one"),
+        ("-stray", "expected --section.setting, or a value behind one"),
     ],
 )
 def test_arguments_that_name_no_setting(torchtitan: None, tmp_path: Path, argument: str, said: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autosac.configurations.running.sessions import searching
-from benchmarks.search.small import small_space
+from benchmarks.search.small import small_space, tight_budget
 
 
 def test_a_number_gives_a_small_legal_space(tmp_path: Path) -> None:
@@ -17,3 +17,9 @@ def test_a_number_gives_a_small_legal_space(tmp_path: Path) -> None:
     for space in spaces:
         with searching(replace(space.request(tmp_path, "85%"), workers=0)) as search:
             assert 4 <= len(search.layouts) == len(set(search.layouts)) <= 16
+
+
+def test_the_tight_budget_is_of_layouts_that_can_run() -> None:
+    """Those that TorchTitan refuses have no peak, and do not lower what the others have to fit."""
+    assert tight_budget([0, 0, 0, 0, 100, 200, 300]) == 160
+    assert tight_budget([0, 0]) == 0

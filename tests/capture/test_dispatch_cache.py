@@ -57,3 +57,18 @@ def test_what_fills_memory_of_its_own_is_built_again(make: Any, calls: int) -> N
     assert len({t.untyped_storage()._cdata for t in (*first, *second)}) == (
         len(first) + len(second) if calls == 1 else 2
     )
+
+
+@pytest.mark.parametrize("lazy", [torch.conj, torch._neg_view])
+def test_what_is_lazily_conjugated_or_negated_is_not_what_it_is_a_view_of(lazy: Any) -> None:
+    """A view of such a tensor is such a tensor, whatever was called with one of the same layout before: compiled backwards of
+    rotary embeddings resolve the conjugate in a copy.
+    """
+    mode = FakeTensorMode()
+    cache = DispatchCache(mode, Known())
+    with mode:
+        plain = torch.empty(4, dtype=torch.complex64)
+        changed = lazy(plain)
+    for x in (plain, changed, plain):
+        out, _, _ = cache.run(aten.detach.default, (type(x),), (x,), {})
+        assert (out.is_conj(), out.is_neg()) == (x.is_conj(), x.is_neg())

@@ -17,7 +17,7 @@ from autosac.capture.process import server as module
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.processors import available_processors
 from autosac.capture.request import TitanRequest
-from autosac.errors import CaptureError
+from autosac.errors import CaptureError, UsageError
 from autosac.induction import capturing
 
 PATIENCE_S = 60
@@ -223,3 +223,28 @@ def test_code_beside_the_job(tmp_path: Path, job: str, monkeypatch: pytest.Monke
         request = TitanRequest(config_file=job, overrides=("--experimental.custom_import", "mine"))
         assert server.capture(request).info.model == "llama3 debugmodel"
     assert (tmp_path / "imported").exists()
+
+
+OWN_MODEL = """
+from dataclasses import replace
+from torchtitan.models.llama3 import llama3_args
+from torchtitan.protocols.train_spec import get_train_spec, register_train_spec
+
+llama3_args["ours"] = replace(llama3_args["debugmodel"], n_layers=1)
+register_train_spec("our_llama", get_train_spec("llama3"))
+"""
+
+
+def test_models_of_the_jobs_own_module(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's custom import may register flavors and models, as TorchTitan documents. One that is not there is named."""
+    (tmp_path / "our_models.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(tmp_path)
+    own = ("--experimental.custom_import", "our_models")
+    with CaptureServer() as server:
+        for name in ("llama3", "our_llama"):
+            request = TitanRequest(config_file=job, overrides=(*own, "--model.name", name, "--model.flavor", "ours"))
+            trace = server.capture(request)
+            assert trace.info.model == f"{name} ours"
+            assert {m for m in trace.modules if m.startswith("layers.") and m.count(".") == 1} == {"layers.0"}
+        with pytest.raises(UsageError, match=r"^experimental\.custom_import = 'nowhere': No module named 'nowhere'"):
+            server.capture(TitanRequest(config_file=job, overrides=("--experimental.custom_import", "nowhere")))

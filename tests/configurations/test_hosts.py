@@ -129,6 +129,7 @@ def test_nothing_is_said_of_what_is_not_issued_so() -> None:
     times = HostTimes(1.0, 2.0, 0.5, 1.5, 10.0, 100.0, sharded=True)
     assert host_bound_ms(SHARDED, times, 4) == 3 * 6 + 110
     assert host_bound_ms(replace(SHARDED, reshard="never"), times, 4) == 3 * 3.5 + 110
+    assert host_bound_ms(replace(SHARDED, reshard="default"), times, 4) == 3 * 5.5 + 110  # the output's stay gathered
     assert host_bound_ms(replace(SHARDED, optimizer="foreach"), times, 4) == 3 * 6 + 10
     assert host_bound_ms(replace(SHARDED, cpu_offload=True), times, 4) == 3 * 6
     assert host_bound_ms(replace(SHARDED, replicate=2, shard=2), times, 4) == 3 * 6 + 110

@@ -112,6 +112,22 @@ def test_replicas_are_sharded_over_context_parallel_ranks() -> None:
     ]
 
 
+def test_torchtitans_default_of_resharding() -> None:
+    """It frees all but the output's parameters, and none in a pipeline, where it is another name for never."""
+    space = {"tensor_parallel": 1, "context_parallel": 1, "data_parallel_replicate": 1, "microbatch": 1}
+    space |= {"pipeline_parallel": (1, 2), "pipeline_schedule": "GPipe", "pipeline_split": "torchtitan"}
+    both = layouts(space_of({**space, "reshard_after_forward": ("default", "never")}), 4, 4)
+    assert [(layout.pipeline, layout.reshard) for layout in both] == [(1, "default"), (1, "never"), (2, "never")]
+    assert [(layout.keeps_parameters, layout.keeps_output) for layout in both] == [
+        (False, True),
+        (True, True),
+        (True, True),
+    ]
+    alone = layouts(space_of({**space, "reshard_after_forward": "default"}), 4, 4)
+    assert [layout.keeps_parameters for layout in alone] == [False, True]
+    assert str(alone[0]) == "fsdp 4, batch 1 x 1, default reshard"
+
+
 def test_an_optimizer_that_is_no_knobs_value_stays() -> None:
     """Unless the space names another one."""
     own = Own(facts=LLAMA, compiled=False, global_batch=8, optimizer="fused_opt_states_bf16")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 import autosac
+from autosac.capture.processors import available_processors
 from autosac.cli import search as command
 from autosac.cli.parser import build_parser, main
 from autosac.configurations.space.offers import Offer
@@ -29,10 +29,17 @@ def asked(*words: str) -> SearchRequest:
 
 def test_what_the_command_leaves_out_is_as_in_python() -> None:
     """Without options, the request has the defaults of a request, but for the study and the processes."""
-    own = {"study": Path("llama.search"), "resume": False, "workers": os.cpu_count()}
+    own = {"study": Path("llama.search"), "resume": False, "workers": available_processors()}
     assert asked("--gpu", "h100-sxm-80gb", "--world-size", "8") == SearchRequest(
         job="jobs/llama.toml", offers=(H100,), **own
     )
+
+
+def test_as_many_processes_as_processors_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that may use one of a machine's processors (taskset, a container) evaluates in one process."""
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3}, raising=False)
+    assert asked("--gpu", "h100-sxm-80gb").workers == 1
 
 
 def test_what_the_command_says_is_in_the_request(tmp_path: Path) -> None:

@@ -254,6 +254,9 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
             ["--gpu", "h100-sxm-80gb", "--", "--training.seq_lenght", "8"],
             "there is no such setting; perhaps --training.seq_len",
         ),
+        (["--gpu", "h100-sxm-80gb", "--", "foo"], "argument foo: expected --section.setting, or a value behind one"),
+        (["--gpu", "h100-sxm-80gb", "--", "--model.flavor", "9B"], "unknown flavor '9B' of llama3; it has: debugmodel"),
+        (["--gpu", "h100-sxm-80gb", "--", "--model.name", "llama9"], "unknown model 'llama9'; TorchTitan has: "),
         (["--gpu", "h100-sxm-80gb", "--", "--parallelism.tensor_parallel_degree", "2"], "is a knob of the search"),
     ],
 )

@@ -23,6 +23,8 @@ def test_what_needs_more_memory_than_another_layout() -> None:
     accumulating = replace(one, global_batch=64)
     assert is_larger(accumulating, replace(accumulating, microbatch=1))
     assert not is_larger(one, replace(one, reshard="never"))
+    order = [replace(one, reshard=reshard) for reshard in ("always", "default", "never")]
+    assert [[is_larger(a, b) for b in order] for a in order] == [[True, i > 0, i > 1] for i in range(3)]
     assert not is_larger(one, replace(one, replicate=2, shard=4))
     assert not is_larger(replace(one, replicate=8, shard=1), one)
     assert not is_larger(one, replace(one, microbatch=1))  # which accumulates gradients

@@ -75,7 +75,7 @@ def test_a_solver_that_is_not_installed(autosac: Run, job_file: str, monkeypatch
         (("--model.flavor", "9B"), 2, "unknown flavor '9B' of llama3; it has: debugmodel"),
         (("--training.no_such", "1"), 2, "argument --training.no_such: there is no such setting; [training] has "),
         (("--optimizer.name", "Magic"), 1, "Optimizer Magic"),
-        (("--training.seq_len", "128", "more"), 2, "Unrecognized options: more"),
+        (("--training.seq_len", "128", "more"), 2, "argument more: expected --section.setting, or a value behind one"),
     ],
 )
 def test_refused_by_torchtitan(autosac: Run, job_file: str, overrides: tuple[str, ...], code: int, text: str) -> None:

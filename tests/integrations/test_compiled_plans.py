@@ -257,6 +257,42 @@ def test_a_unit_that_makes_inference_tensors() -> None:
     assert all(map(torch.equal, gradients(), gradients(unit(0, {0}))))
 
 
+class Late(Block):
+    """Returns a generator, which computes when it is asked."""
+
+    def forward(self, x: Tensor) -> Any:
+        """With the product, from which that begins."""
+        h = super().forward(x)
+        return (x + t.sin() for t in (h,))
+
+
+@pytest.mark.parametrize("compiled", ["layers", "model"])
+def test_a_unit_that_returns_a_generator(compiled: str) -> None:
+    """Dynamo cannot run the generator outside of what is checkpointed: the unit runs uncompiled, with the same gradients."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Late(), Late()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = next(layer(x))
+            return x
+
+    def gradients(*units: Unit) -> list[Any]:
+        torch.manual_seed(0)
+        model = apply(Net(), Plan(made_for=MADE_FOR, units=units))
+        for part in (model,) if compiled == "model" else model.layers:
+            part.compile(backend="aot_eager")
+        model(torch.randn(TOKENS, WIDTH)).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    plain = gradients()
+    for kept in (set(), {0, 1}):
+        assert all(map(torch.equal, gradients(unit(0, kept), unit(1, kept)), plain))
+
+
 def test_copies_keep_their_policies() -> None:
     """A deep copy of a planned model is compiled as the original is: of the same classes, one for each policy."""
     model = apply(Model(3), Plan(made_for=MADE_FOR, units=(unit(0, {0}), unit(1, set()), unit(2, {0}))))

@@ -10,7 +10,7 @@ from autosac.capture.moe_load import MoELoad
 from autosac.jobs.titan import TitanJob
 from autosac.jobs.waiting import busiest_beside, fullest
 from autosac.simulation import Simulation, Target, simulation_of
-from autosac.trace import Collective, Event, Group, Op, Phase, Signature, TensorMeta, Trace
+from autosac.trace import Alloc, Collective, Event, Free, Group, Label, Op, Phase, Signature, Storage, TensorMeta, Trace
 from traces import trace_of
 
 TARGET = Target.of("h100-sxm-80gb", 4)
@@ -61,3 +61,24 @@ def test_waiting() -> None:
     assert together.breakdown.bubble_ms == pytest.approx(busy.step_ms - idle.step_ms, rel=0.05)
     assert fullest([busy], [idle.on(TARGET)]).step_ms == pytest.approx(busy.step_ms)
     assert fullest([idle]) is idle
+
+
+def holding(*nbytes: int, rank: int) -> Simulation:
+    """A rank that holds the first buffers (MiB) together, and then the last one alone."""
+    buffers = tuple(Storage(mib * 2**20, 0, Label.NONE, Phase.FORWARD, 0, 0, "") for mib in nbytes)
+    first = range(len(nbytes) - 1)
+    events = (*map(Alloc, first), *map(Free, first), Alloc(len(first)), Free(len(first)))
+    return simulated(trace_of(events, storages=buffers, rank=rank, world_size=4))
+
+
+def test_the_fullest_stage_is_that_for_which_most_is_reserved() -> None:
+    """64 buffers of 40 MiB cannot serve 1,000 MiB: that stage reserves more than one with 2,600 MiB active, and counts."""
+    scattered, packed = holding(*(40,) * 64, 1000, rank=0), holding(2600, 2600, rank=1)
+    assert (scattered.peak_active_bytes, packed.peak_active_bytes) == (2560 * 2**20, 2600 * 2**20)
+    assert (scattered.peak_reserved_bytes, packed.peak_reserved_bytes) == (3560 * 2**20, 2600 * 2**20)
+    assert fullest([packed, scattered]).trace is scattered.trace
+    # Cached memory is given back before anything runs out of it: of two stages above the GPU's 80 GiB only one does not fit.
+    tight = holding(*(40,) * 1400, 30000, rank=0)
+    full = holding(85000, 10, rank=1)
+    assert tight.fits and not full.fits and tight.peak_reserved_bytes > full.peak_reserved_bytes
+    assert fullest([tight, full]).trace is full.trace

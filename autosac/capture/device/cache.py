@@ -1,9 +1,10 @@
 """A dispatch cache for the capture's fake tensors.
 
 FakeTensorMode's own cache costs about 100 microseconds a hit: it rebuilds a key of 17 fields per tensor and constructs each
-output from scratch. Here shapes are static, operators are below autograd and outputs are plain strided tensors, so
+output from scratch. Here shapes are static, operators are below autograd and inputs and outputs are plain strided tensors, so
 (shape, stride, offset, dtype, device) per tensor is a complete key, and outputs are rebuilt from a recipe. An entry also
-carries the trace signature of the call, so that a repeated call is described once.
+carries the trace signature of the call, so that a repeated call is described once. Lazily conjugated and negated tensors are
+not plain.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ def describe(key: list[Any], args: Iterable[Any], tensors: list[FakeTensor]) -> 
     for arg in args:
         kind = type(arg)
         if kind is FakeTensor:
-            if arg.constant is not None:
+            dtype = arg.dtype
+            if arg.constant is not None or arg.is_neg() or (dtype.is_complex and arg.is_conj()):
                 raise NotCacheable
-            key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device)
+            key += (arg.shape, arg.stride(), arg.storage_offset(), dtype, arg.fake_device)
             tensors.append(arg)
         elif kind is list or kind is tuple:
             key.append(len(arg))

@@ -207,9 +207,10 @@ def _checked_toml(path: str | None) -> bytes:
 
 
 def _train_spec(config: Any) -> Any:
-    """The job's train spec. UsageError if there is none, or it has no such flavor."""
+    """The job's train spec, perhaps one of its own. UsageError if there is none, or it has no such flavor."""
     import torchtitan.protocols.train_spec as registry
 
+    _import_own(config.experimental.custom_import)
     try:
         spec = registry.get_train_spec(config.model.name)
     except (ValueError, ImportError, TypeError) as e:
@@ -219,6 +220,15 @@ def _train_spec(config: Any) -> Any:
             f"unknown flavor {config.model.flavor!r} of {config.model.name}; it has: {', '.join(spec.model_args)}"
         )
     return spec
+
+
+def _import_own(module: str) -> None:
+    """Import the job's own module, as the Trainer does before it looks for the model. UsageError if it cannot be found."""
+    try:
+        if module:
+            importlib.import_module(module)
+    except ImportError as e:
+        raise UsageError(f"experimental.custom_import = {module!r}: {one_line(e)}") from e
 
 
 def trainer_class(spec: Any) -> Any:

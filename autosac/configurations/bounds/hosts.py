@@ -57,8 +57,8 @@ def host_bound_ms(layout: Layout, times: HostTimes, layers: int) -> float:
     unlike = layout.replicate > 1 and (layout.expert > 1 or not sharded)
     if layout.pipeline > 1 or sharded != times.sharded or unlike:
         return 0.0
-    kept = layout.keeps_parameters
-    each = times.kept_outside + layers * times.kept_layer if kept else times.outside + layers * times.layer
+    outside = times.kept_outside if layout.keeps_output else times.outside
+    each = outside + layers * (times.kept_layer if layout.keeps_parameters else times.layer)
     found = layout.microbatches * each
     if layout.cpu_offload:
         return found

@@ -16,6 +16,8 @@ from dataclasses import replace
 
 from autosac.configurations.space.layout import Layout
 
+_KEPT = {"always": 0, "default": 1, "never": 2}  # the more, the more parameters stay gathered
+
 
 class TooLarge:
     """The layouts that cannot be made to fit. `stage_layers`: how many layers each pipeline stage of a layout has."""
@@ -46,7 +48,7 @@ def is_larger(layout: Layout, other: Layout) -> bool:
         layout.microbatch >= other.microbatch
         and layout.replicate % other.replicate == 0
         and (layout.shard * layout.context > 1 or layout.shard == other.shard)
-        and (other.reshard == "always" or layout.reshard == "never")
+        and _KEPT[layout.reshard] >= _KEPT[other.reshard]
         and (layout.microbatches > 1) == (other.microbatches > 1)
         and without(layout) == without(other)
     )

@@ -122,8 +122,8 @@ class Layout:
         if self.pipeline > 1:
             words += [self.schedule, *(["balanced"] if self.split == "balanced" else [])]
             words += [f"{self.stages} stages a rank"] if self.stages != USUAL_STAGES else []
-        if self.reshard == "never":
-            words.append("no reshard")
+        if self.reshard != "always":
+            words.append("no reshard" if self.reshard == "never" else "default reshard")
         flags = {
             "compile": self.compile,
             "async tp": self.async_tensor,
@@ -138,8 +138,18 @@ class Layout:
 
     @property
     def keeps_parameters(self) -> bool:
-        """Whether FSDP keeps gathered parameters from forward to backward."""
-        return self.reshard == "never" and self.shard * self.context > 1
+        """Whether FSDP keeps the layers' gathered parameters from forward to backward. "default" does so in pipelines."""
+        return (self.reshard == "never" or (self.reshard == "default" and self.pipeline > 1)) and self.has_shards
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether FSDP keeps those of the output, and of what stands beside it."""
+        return self.reshard != "always" and self.has_shards
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether FSDP has anything to gather."""
+        return self.shard * self.context > 1
 
 
 class ModelFacts(NamedTuple):
@@ -395,6 +405,8 @@ def _is_sensible(layout: Layout, space: Space, facts: ModelFacts) -> bool:
             return False  # DDP beside other parallelism
         if layout.cpu_offload or layout.reshard != space.reshard_after_forward[0]:
             return False  # there is nothing to offload or to reshard
+    if layout.pipeline > 1 and layout.reshard == "default" and "never" in space.reshard_after_forward:
+        return False  # the same
     if layout.async_tensor and not (layout.tensor > 1 and layout.compile):
         return False
     if (layout.activation_offload or layout.chunk_loss) and "autosac" not in space.checkpointing:

@@ -22,7 +22,7 @@ from autosac.memory_sim.allocator_config import AllocatorConfig
 Checkpointing = Literal["none", "full", "selective-op", "autosac"]
 Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
 Split = Literal["torchtitan", "balanced"]
-Reshard = Literal["always", "never"]
+Reshard = Literal["always", "never", "default"]
 Optimizer = Literal["fused", "foreach", "for-loop"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
 
@@ -90,7 +90,7 @@ MEANINGS = {
     "expert_tensor_parallel": "1, or as tensor_parallel",
     "microbatch": "sequences that go through the model together; accumulation or pipelining makes the global batch of them",
     "checkpointing": "activation checkpointing; autosac plans it for the memory that is left",
-    "reshard_after_forward": "whether FSDP frees gathered parameters after the forward",
+    "reshard_after_forward": "whether FSDP frees gathered parameters after the forward (default: all but the output's)",
     "compile": "torch.compile of the model",
     "async_tensor_parallel": "asynchronous tensor parallelism (needs compile)",
     "float8": "float8 matrix products (changes numerics)",
