@@ -1,4 +1,4 @@
-"""Float8 linear layers, forward and backward: ``python -m benchmarks.float8_linears [--shape 8192x4096x4096 | --casts]``.
+"""Float8 linear layers, forward and backward: ``python -m benchmarks.float8_linears [--casts | --shards | --shape ...]``.
 
 torchao's documentation has a table of how much faster a layer norm, a linear layer and a sigmoid are with row-wise scaled
 float8 than in bf16, compiled, by the sizes of the product: the sum of all kernels' times on an H100 (pytorch/ao, fdddb2cfa,
@@ -8,6 +8,9 @@ Nothing was fitted to them. Needs torchao.
 ``--casts``: a linear layer of 4,096 x 4,096 with one scale for a tensor and a squared loss, eager and compiled. torchao's
 float8nocompile (pytorch/ao, pull request 1459 of December 2024) published the sum of the kernels' times on an H100, by rows
 of the input. The layer casts as it did then (``torchtitan_published/float8.py``).
+
+``--shards``: linear layers of Llama 70B as tensor parallelism of degree 8 leaves them, row-wise scaled, and the sum as loss:
+pytorch/ao, pull request 2185 of May 2025, which published both times on an H100 (compiled, fast accumulation).
 """
 
 from __future__ import annotations
@@ -51,7 +54,14 @@ _CASTS = {
     4096: (1827.7, 1066.8),
     65536: (22343.4, 12675.7),
 }
-_PUBLISHED_MADE, _CASTS_MADE = "2025-08", "2024-12"
+# Rows, width of the input, width of the output: milliseconds in bf16 and in float8.
+_SHARDS = {
+    (16384, 8192, 1280): (1.954, 1.757),
+    (16384, 1024, 8192): (1.701, 1.193),
+    (16384, 8192, 7168): (9.871, 5.707),
+    (16384, 3584, 8192): (5.192, 3.034),
+}
+_PUBLISHED_MADE, _CASTS_MADE, _SHARDS_MADE = "2025-08", "2024-12", "2025-05"
 _WIDTH = 4096
 _LARGE = 8192  # products take most of the time
 
@@ -84,6 +94,26 @@ def make_step(device: torch.device, *, shape: tuple[int, int, int], float8: bool
 
     def step() -> None:
         compiled(x).backward(gradient)
+        x.grad = None
+        model.zero_grad()
+
+    return model, step
+
+
+def make_shard_step(device: torch.device, *, shape: tuple[int, int, int], float8: bool) -> Any:
+    """What torchao's `bench_linear_float8.py` measures."""
+    rows, width, out = shape
+    with device:
+        model: nn.Module = nn.Sequential(nn.Linear(width, out, bias=False)).to(torch.bfloat16)
+    if float8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        model = convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name("rowwise"))
+    compiled = torch.compile(lambda x: model(x).sum())  # so that no gradient of ones is copied to memory
+    x = torch.empty(rows, width, dtype=torch.bfloat16, device=device, requires_grad=True)
+
+    def step() -> None:
+        compiled(x).backward()
         x.grad = None
         model.zero_grad()
 
@@ -128,6 +158,17 @@ def run_casts() -> None:
             print(f"{name:<28} {us:14,.0f} {published[way]:11,.0f} {us / published[way] - 1:+8.1%}", flush=True)
 
 
+def run_shards() -> None:
+    """Simulate the layers of `_SHARDS` and print them."""
+    print("rows x width x output       bf16 ms  published    error  float8 ms  published    error", flush=True)
+    for shape, published in _SHARDS.items():
+        figures = ""
+        for float8, known in zip((False, True), published, strict=True):
+            ms = kernels_ms(functools.partial(make_shard_step, shape=shape, float8=float8), _SHARDS_MADE)
+            figures += f" {ms:10.2f} {known:10.2f} {ms / known - 1:+8.1%}"
+        print(f"{' x '.join(f'{n:,}' for n in shape):<24}{figures}", flush=True)
+
+
 def run(options: argparse.Namespace) -> None:
     """Simulate the shapes that were asked for and print them."""
     wanted = [tuple(int(n) for n in text.split("x")) for text in options.shape or ()]
@@ -161,9 +202,12 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--casts", action="store_true", help="one layer, eager and compiled, by rows of its input")
+    parser.add_argument("--shards", action="store_true", help="layers of 70B under tensor parallelism of degree 8")
     parser.add_argument("--shape", action="append", help="only these sizes, as 8192x4096x4096 (may be repeated)")
     options = parser.parse_args()
-    return exit_code(run_casts if options.casts else lambda: run(options))
+    if options.casts or options.shards:
+        return exit_code(run_casts if options.casts else run_shards)
+    return exit_code(lambda: run(options))
 
 
 if __name__ == "__main__":

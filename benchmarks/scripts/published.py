@@ -1,9 +1,11 @@
 """Published steps of scripts outside TorchTitan, beside what `autosac run` says of scripts that do the same.
 
-    python -m benchmarks.scripts.published --truth DIR [--case E0266 ...]
+    python -m benchmarks.scripts.published (--truth DIR | --unseen) [--case E0266 ...]
 
 DIR holds ``other_published.csv``: Llama-3.2-1B of Hugging Face with cuDNN's attention (`llama_attention.py`), and MPTs under
-the first FSDP (`mpt_fsdp1.py`). Rank 0 runs. Clocks that were locked are not: GPUs are simulated as they run by themselves.
+the first FSDP (`mpt_fsdp1.py`). ``--unseen``: other rows of MPT's page (``unseen_mpt.csv``), of which no fit has seen the
+times; they were chosen by size, length and GPU, before any was simulated. Rank 0 runs. Clocks that were locked are not: GPUs
+are simulated as they run by themselves.
 """
 
 from __future__ import annotations
@@ -21,12 +23,20 @@ from autosac.simulation import simulation_of
 from benchmarks.truth import truth_folder
 
 FOLDER = Path(__file__).parent
+UNSEEN = FOLDER / "unseen_mpt.csv"
 HEADING = (
     "| run | model | GPUs | batch | measured (ms) | simulated (ms) | error | peak reserved (GiB) |\n"
     "|---|---|---|---:|---:|---:|---:|---:|"
 )
 _GPUS = {"h200": "h200-sxm-141gb", "b200": "b200-sxm-180gb", "h100": "h100-sxm-80gb", "a100": "a100-sxm-80gb"}
-_WIDTHS = {"MPT-7b": ("32", "4096"), "MPT-70b": ("80", "8192")}  # layers, width
+_WIDTHS = {  # layers, width
+    "MPT-1b": ("24", "2048"),
+    "MPT-3b": ("32", "2560"),
+    "MPT-7b": ("32", "4096"),
+    "MPT-13b": ("40", "5120"),
+    "MPT-30b": ("48", "7168"),
+    "MPT-70b": ("80", "8192"),
+}
 _NODE = 8
 
 
@@ -42,9 +52,9 @@ class Published:
     request: ScriptRequest
 
 
-def read_published(folder: Path) -> list[Published]:
-    """The runs of ``other_published.csv``."""
-    with (folder / "other_published.csv").open(newline="") as file:
+def read_published(path: Path) -> list[Published]:
+    """The runs of a file like ``other_published.csv``."""
+    with path.open(newline="") as file:
         return [_published(row) for row in csv.DictReader(file)]
 
 
@@ -67,9 +77,16 @@ def _published(row: dict[str, str]) -> Published:
         model=row["model"],
         hardware=row["hardware"],
         batch=f"{row['local_batch']} x {row['seq_len']}",
-        step_ms=1e3 * float(row["step_time_s"]),
+        step_ms=_step_ms(row),
         request=request,
     )
+
+
+def _step_ms(row: dict[str, str]) -> float:
+    if row.get("step_time_s"):
+        return 1e3 * float(row["step_time_s"])
+    tokens = int(row["global_batch"]) * int(row["seq_len"]) / int(row["n_gpus"])
+    return 1e3 * tokens / float(row["tokens_per_s_per_gpu"])
 
 
 def _script(row: dict[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -85,30 +102,38 @@ def _script(row: dict[str, str]) -> tuple[str, tuple[str, ...]]:
     return "mpt_fsdp1.py", (*sizes, *shape, *checkpointing, *kernel)
 
 
-def line(published: Published) -> str:
-    """One run as a line of the table."""
+def line(published: Published) -> tuple[str, float | None]:
+    """One run as a line of the table, and the error of its step in percent (None if it cannot be simulated)."""
     start = f"| {published.case} | {published.model} | {published.hardware} x {published.request.world_size} "
     start += f"| {published.batch} | {published.step_ms:,.1f} "
     try:
         found = simulation_of(run_script(published.request).trace, script_target(published.request))
     except AutosacError as e:
-        return f"{start}| {e} | | |"
+        return f"{start}| {e} | | |", None
     error = 100 * (found.step_ms / published.step_ms - 1)
-    return f"{start}| {found.step_ms:,.1f} | {error:+.1f} % | {found.peak_reserved_bytes / 2**30:.2f} |"
+    return f"{start}| {found.step_ms:,.1f} | {error:+.1f} % | {found.peak_reserved_bytes / 2**30:.2f} |", error
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--truth", type=truth_folder("truth"), required=True, help="folder of the published figures (CSV)"
-    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--truth", type=truth_folder("truth"), help="folder of the published figures (CSV)")
+    source.add_argument("--unseen", action="store_true", help="rows of MPT's page that no fit has seen")
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     options = parser.parse_args()
     print(HEADING)
-    for published in read_published(options.truth):
-        if not options.case or published.case in options.case:
-            print(line(published), flush=True)
+    errors: dict[str, list[float]] = {}
+    for published in read_published(UNSEEN if options.unseen else options.truth / "other_published.csv"):
+        if options.case and published.case not in options.case:
+            continue
+        text, error = line(published)
+        print(text, flush=True)
+        if error is not None:
+            errors.setdefault(published.request.gpu, []).append(error)
+    for gpu, found in errors.items():
+        absolute = sum(map(abs, found)) / len(found)
+        print(f"{gpu}: mean error {absolute:.1f} %, on average {sum(found) / len(found):+.1f} % ({len(found)} runs)")
 
 
 if __name__ == "__main__":
