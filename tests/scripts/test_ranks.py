@@ -31,6 +31,32 @@ for step in range(100):
     print(f"rank {rank} step {step}: {1e3 * (now - begin):.3f} ms", flush=True)
     begin = now
 """
+ROUND = """
+import pathlib
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+if rank == world - 1:
+    pathlib.Path("begun").touch()
+while not pathlib.Path("begun").exists():
+    pass
+torch.cuda.set_device(rank)
+number = torch.full((1,), 5, dtype=torch.int32, device="cuda")
+for order in (range(world), range(world - 1, -1, -1)):
+    place = order.index(rank)
+    if place > 0:
+        dist.recv(number, src=order[place - 1])
+    if place < world - 1:
+        dist.send(number * 2, dst=order[place + 1])
+print(f"{number.item()} is the number", flush=True)
+model = nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 RANK_DEPENDENT = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -86,6 +112,13 @@ def test_pipeline_stages_run_together(run: Any) -> None:
     assert " waiting for peers " in ended.stdout
     step_ms = float(ended.stdout.split("step time")[1].split()[0])
     assert abs(float(printed[-1].split()[-2]) - step_ms) < 0.1
+
+
+def test_the_last_rank_is_waited_for(run: Any) -> None:
+    """It began as the rank that is compared with rank 0 and was put off; what it sends in the end reaches all before it."""
+    ended = run(ROUND, "--nproc", "4", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("320 is the number")
 
 
 def test_only_distinct_ranks_run(run: Any) -> None:
