@@ -31,6 +31,30 @@ for step in range(100):
     print(f"rank {rank} step {step}: {1e3 * (now - begin):.3f} ms", flush=True)
     begin = now
 """
+SAME_BATCH = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(rank)
+part = nn.Linear(512, 512, bias=False).cuda()
+schedule = Schedule1F1B(PipelineStage(part, rank, world, torch.device("cuda", rank)), 4, loss_fn=nn.MSELoss())
+optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+x = torch.randn(1024, 512, device="cuda")
+while True:
+    losses = []
+    optimizer.zero_grad()
+    schedule.step(*[x] * (rank == 0), **({"target": x, "losses": losses} if rank == world - 1 else {}))
+    optimizer.step()
+    loss = torch.stack(losses).mean() if losses else torch.zeros((), device="cuda")
+    if rank == 0:
+        dist.recv(loss, src=world - 1)
+        print(f"loss {loss.item():.2f}", flush=True)
+    elif rank == world - 1:
+        dist.send(loss, dst=0)
+"""
 ROUND = """
 import pathlib
 import torch, torch.distributed as dist
@@ -112,6 +136,14 @@ def test_pipeline_stages_run_together(run: Any) -> None:
     assert " waiting for peers " in ended.stdout
     step_ms = float(ended.stdout.split("step time")[1].split()[0])
     assert abs(float(printed[-1].split()[-2]) - step_ms) < 0.1
+
+
+def test_a_receive_begins_the_step_of_a_stage(run: Any) -> None:
+    """Stages that draw nothing receive into buffers that they have; the loss that is sent afterwards is of the step before."""
+    ended = run(SAME_BATCH, "--nproc", "3", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[0] for line in ended.stdout.splitlines()[:3]] == ["loss"] * 3
+    assert "of 3 ranks, 0, 1, 2 ran" in ended.stdout
 
 
 def test_the_last_rank_is_waited_for(run: Any) -> None:
