@@ -55,6 +55,28 @@ while True:
     elif rank == world - 1:
         dist.send(loss, dst=0)
 """
+TRACED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
+x = torch.randn(64, 256)
+pipe = pipeline(model, mb_args=(x[:16],), split_spec={"1": SplitPoint.BEGINNING})
+stage = pipe.build_stage(rank, device)
+schedule = ScheduleGPipe(stage, 4, loss_fn=nn.MSELoss())
+optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.1)
+x = x.to(device)
+for step in range(9):
+    schedule.step(*[x] * (rank == 0), **({"target": x} if rank == world - 1 else {}))
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}", flush=True)
+"""
 ROUND = """
 import pathlib
 import torch, torch.distributed as dist
@@ -144,6 +166,13 @@ def test_a_receive_begins_the_step_of_a_stage(run: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     assert [line.split()[0] for line in ended.stdout.splitlines()[:3]] == ["loss"] * 3
     assert "of 3 ranks, 0, 1, 2 ran" in ended.stdout
+
+
+def test_a_traced_stage_is_on_its_device(run: Any) -> None:
+    """The frontend that splits an exported model moves its part of it, whose parameters were made on the host."""
+    ended = run(TRACED, "--nproc", "2", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("step 0\nstep 1\nstep 2\n") and "of 2 ranks, 0, 1 ran" in ended.stdout
 
 
 def test_the_last_rank_is_waited_for(run: Any) -> None:
