@@ -5,8 +5,9 @@ objects are such messages. At a barrier ranks that run wait for each other: one 
 after it. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
-Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``put-off-R``: R has
-been ended, but may yet run: barriers do not wait for it, who needs it does. ``together.json``: the folders of the ranks that are priced together.
+Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``put-off-R``: R was
+ended, but may yet run: barriers do not wait for it, those who need its messages do. ``together.json``: the folders of the ranks
+that are priced together.
 """
 
 from __future__ import annotations
@@ -113,9 +114,7 @@ class Exchange:
 
         return take
 
-    def _wait(
-        self, path: Path, sender: int, *, patience_s: float = math.inf, gone: Sequence[str] = ("ended",)
-    ) -> None:
+    def _wait(self, path: Path, sender: int, *, patience_s: float = math.inf, gone: Sequence[str] = ("ended",)) -> None:
         """Until the file is there, or its sender has ended, or has itself been waiting for so long. Not with `time.sleep`,
         which adds to simulated time.
         """
