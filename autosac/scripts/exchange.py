@@ -6,8 +6,8 @@ after it. All other tensors have no values, and are not waited for: when ranks m
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
 Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``put-off-R``: R was
-ended, but may yet run: barriers do not wait for it, those who need its messages do. ``together.json``: the folders of the ranks
-that are priced together.
+ended, but may yet run: barriers do not wait for it, those who need its messages do. ``together.json``: the folders of the
+ranks that are priced together.
 """
 
 from __future__ import annotations
