@@ -5,8 +5,9 @@ objects are such messages. At a barrier ranks that run wait for each other: one 
 after it. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
-Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended.
-``together.json``: the folders of the ranks that are priced together.
+Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``put-off-R``: R was
+ended, but may yet run: barriers do not wait for it, those who need its messages do. ``together.json``: the folders of the
+ranks that are priced together.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Exchange:
         (self._folder / f"{name}-{self._rank}").touch()
         for rank in ranks:
             if rank != self._rank and (self._folder / f"rank-{rank}").exists():
-                self._wait(self._folder / f"{name}-{rank}", rank, patience_s=_PATIENCE_S)
+                self._wait(self._folder / f"{name}-{rank}", rank, patience_s=_PATIENCE_S, gone=("ended", "put-off"))
 
     # ---- the step that is kept --------------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Exchange:
 
         return take
 
-    def _wait(self, path: Path, sender: int, *, patience_s: float = math.inf) -> None:
+    def _wait(self, path: Path, sender: int, *, patience_s: float = math.inf, gone: Sequence[str] = ("ended",)) -> None:
         """Until the file is there, or its sender has ended, or has itself been waiting for so long. Not with `time.sleep`,
         which adds to simulated time.
         """
@@ -121,7 +122,7 @@ class Exchange:
         tick = threading.Event()
         waits_s = 0.0
         while not path.exists() and waits_s < patience_s:
-            if (self._folder / f"ended-{sender}").exists():
+            if any((self._folder / f"{mark}-{sender}").exists() for mark in gone):
                 break
             marker.touch()
             tick.wait(_POLL_S)

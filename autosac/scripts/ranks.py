@@ -115,7 +115,8 @@ class _Ranks:
         request = self._request
         if not is_shown:  # no more steps than are compared
             request = replace(request, rank=rank, quiet=True, fast_forward=False, steps=1)
-        (self._folder / f"ended-{rank}").unlink(missing_ok=True)
+        for mark in ("ended", "put-off"):
+            (self._folder / f"{mark}-{rank}").unlink(missing_ok=True)
         self._processes[rank] = RankProcess(request, self._folder / f"rank-{rank}", silent=not is_shown)
 
     def _read_messages(self) -> None:
@@ -147,18 +148,18 @@ class _Ranks:
     def _put_probes_off(self) -> None:
         """End those that have not kept their step."""
         for rank in [rank for rank in self._probes if rank not in self._processes or not self._has_trace(rank)]:
-            self._end_probe(rank)
+            self._end_probe(rank, "put-off")
             self._processes.pop(rank, None)
             self._ended.discard(rank)
             self._put_off.add(rank)
 
-    def _end_probe(self, rank: int) -> None:
+    def _end_probe(self, rank: int, mark: str = "ended") -> None:
         self._probes.discard(rank)
         if rank in self._waiting:
             self._waiting.remove(rank)
         if rank in self._processes:
             self._processes[rank].end()
-            (self._folder / f"ended-{rank}").touch()
+            (self._folder / f"{mark}-{rank}").touch()
             (self._folder / f"waits-{rank}").unlink(missing_ok=True)
 
     @property

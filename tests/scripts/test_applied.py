@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from autosac.capture.jobs.script_model import ModelFinder
 from autosac.plans import Plan
 
 TRAINING = """
@@ -73,3 +76,14 @@ def test_a_script_that_applies_its_plan(run: Any) -> None:
     *after, forwards = _trained(APPLIED)
     assert len(before) == 3 and after == before
     assert none == "forwards of units: 0" and forwards == f"forwards of units: {3 * len(plan.units)}"
+
+
+def test_what_is_called_while_modules_are_made_is_not_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parametrization is tried when it is registered: the model is the module that is called to be trained."""
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    finder = ModelFinder(lambda _: None, compiles=False)
+    finder.meet_what_is_called()
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
+    assert finder.model is None
+    model(torch.ones(1, 4))
+    assert finder.model is model

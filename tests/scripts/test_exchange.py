@@ -115,6 +115,18 @@ def test_ranks_that_run_meet_at_a_barrier(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("waits-*"))
 
 
+def test_a_rank_that_was_put_off(tmp_path: Path) -> None:
+    """A barrier does not wait for it; who needs a message of it waits until it has run after all."""
+    (tmp_path / "rank-1").mkdir()
+    (tmp_path / "put-off-1").touch()
+    first = end(tmp_path, 0)
+    first.barrier("g", (0, 1))
+    take = first.receive("g", 1, torch.int64)
+    threading.Timer(0.1, end(tmp_path, 1).send, ("g", 0, torch.tensor([7]))).start()
+    found = take()
+    assert found is not None and found.tolist() == [7]
+
+
 def test_a_rank_that_waits_for_something_else_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,78 @@ for step in range(100):
     print(f"rank {rank} step {step}: {1e3 * (now - begin):.3f} ms", flush=True)
     begin = now
 """
+SAME_BATCH = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(rank)
+part = nn.Linear(512, 512, bias=False).cuda()
+schedule = Schedule1F1B(PipelineStage(part, rank, world, torch.device("cuda", rank)), 4, loss_fn=nn.MSELoss())
+optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+x = torch.randn(1024, 512, device="cuda")
+while True:
+    losses = []
+    optimizer.zero_grad()
+    schedule.step(*[x] * (rank == 0), **({"target": x, "losses": losses} if rank == world - 1 else {}))
+    optimizer.step()
+    loss = torch.stack(losses).mean() if losses else torch.zeros((), device="cuda")
+    if rank == 0:
+        dist.recv(loss, src=world - 1)
+        print(f"loss {loss.item():.2f}", flush=True)
+    elif rank == world - 1:
+        dist.send(loss, dst=0)
+"""
+TRACED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
+x = torch.randn(64, 256)
+pipe = pipeline(model, mb_args=(x[:16],), split_spec={"1": SplitPoint.BEGINNING})
+stage = pipe.build_stage(rank, device)
+schedule = ScheduleGPipe(stage, 4, loss_fn=nn.MSELoss())
+optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.1)
+x = x.to(device)
+for step in range(9):
+    schedule.step(*[x] * (rank == 0), **({"target": x} if rank == world - 1 else {}))
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}", flush=True)
+"""
+ROUND = """
+import pathlib
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+if rank == world - 1:
+    pathlib.Path("begun").touch()
+while not pathlib.Path("begun").exists():
+    pass
+torch.cuda.set_device(rank)
+number = torch.full((1,), 5, dtype=torch.int32, device="cuda")
+for order in (range(world), range(world - 1, -1, -1)):
+    place = order.index(rank)
+    if place > 0:
+        dist.recv(number, src=order[place - 1])
+    if place < world - 1:
+        dist.send(number * 2, dst=order[place + 1])
+print(f"{number.item()} is the number", flush=True)
+model = nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 RANK_DEPENDENT = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -86,6 +158,28 @@ def test_pipeline_stages_run_together(run: Any) -> None:
     assert " waiting for peers " in ended.stdout
     step_ms = float(ended.stdout.split("step time")[1].split()[0])
     assert abs(float(printed[-1].split()[-2]) - step_ms) < 0.1
+
+
+def test_a_receive_begins_the_step_of_a_stage(run: Any) -> None:
+    """Stages that draw nothing receive into buffers that they have; the loss that is sent afterwards is of the step before."""
+    ended = run(SAME_BATCH, "--nproc", "3", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[0] for line in ended.stdout.splitlines()[:3]] == ["loss"] * 3
+    assert "of 3 ranks, 0, 1, 2 ran" in ended.stdout
+
+
+def test_a_traced_stage_is_on_its_device(run: Any) -> None:
+    """The frontend that splits an exported model moves its part of it, whose parameters were made on the host."""
+    ended = run(TRACED, "--nproc", "2", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("step 0\nstep 1\nstep 2\n") and "of 2 ranks, 0, 1 ran" in ended.stdout
+
+
+def test_the_last_rank_is_waited_for(run: Any) -> None:
+    """It began as the rank that is compared with rank 0 and was put off; what it sends in the end reaches all before it."""
+    ended = run(ROUND, "--nproc", "4", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("320 is the number")
 
 
 def test_only_distinct_ranks_run(run: Any) -> None:

@@ -5,7 +5,9 @@ next. More exactly, after that call a step ends, and the next one begins, with
 
 - a module's forward with gradients enabled that no other module calls,
 - an operator on the device, outside of optimizers and backwards, that reads nothing of it: a batch comes from the host, or is
-  drawn (a single number is none), or
+  drawn (a single number is none),
+- a receive of floating-point numbers from another rank: a pipeline stage has its buffers already (a single number is a loss
+  that is logged), or
 - where the first step has begun with no module's forward, an operator with gradients enabled that reads a parameter: the
   script calls functions, or methods of modules (`detach` and ``parameter.data`` compute nothing);
 
@@ -283,6 +285,8 @@ class ScriptSteps:
     def _begins_step(self, func: Any, args: Any, kwargs: Any, out: Any, tensors: list[FakeTensor] | None) -> bool:
         if self._updating or _in_backward() or func in _ALLOCATIONS:
             return False
+        if _receives(func, args):
+            return True
         if self._on_device(args, kwargs, tensors):
             return not self._calls_modules and self._reads_parameter(func, args, kwargs, tensors)
         return not (isinstance(out, torch.Tensor) and out.dim() == 0)
@@ -332,6 +336,16 @@ class ScriptSteps:
     def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None:
         """`Tensor.record_stream`."""
         self.recorder.record_stream(tensor, stream_id)
+
+
+def _receives(func: Any, args: Any) -> bool:
+    """Whether it is what another rank has computed that arrives."""
+    schema = getattr(func, "_schema", None)
+    return (
+        schema is not None
+        and schema.name in ("c10d::recv_", "c10d::recv_any_source_")
+        and any(tensor.is_floating_point() and tensor.numel() > 1 for tensor in args[0])
+    )
 
 
 def _in_backward() -> bool:

@@ -4,6 +4,9 @@ DeepSpeed compiles its own when a script first needs them; one that has no count
 a compiler's. Megatron-Core asks for a product of Transformer Engine without having looked for it. Checked with DeepSpeed 0.19
 and Megatron-Core 0.16.
 
+A traced stage of `torch.distributed.pipelining` is moved to its device although its parameters are simulated on the host: it
+leaves modules with fake parameters where they are, as those on meta.
+
 Ranks of PyTorch's ZeroRedundancyOptimizer send each other the states of their parameters, which differ from rank to rank.
 """
 
@@ -24,6 +27,7 @@ from autosac.capture.patches.after_import import after_import
 _BUILDERS = "deepspeed.ops.op_builder.builder"
 _EXPERTS = "megatron.core.transformer.moe.moe_utils"
 _SHARDED_STATES = "torch.distributed.optim.zero_redundancy_optimizer"
+_STAGES = "torch.distributed.pipelining.stage"
 
 
 def install(note: Callable[[str], None]) -> None:
@@ -31,6 +35,7 @@ def install(note: Callable[[str], None]) -> None:
     after_import(_BUILDERS, lambda module: _deepspeed(module.OpBuilder, note))
     after_import(_EXPERTS, _without_transformer_engine)
     after_import(_SHARDED_STATES, _exchange_states)
+    after_import(_STAGES, lambda module: setattr(module, "FakeTensor", ()))  # nothing is an instance of it
 
 
 def _without_transformer_engine(module: Any) -> None:
