@@ -44,7 +44,9 @@ for step in range(3):
 if device == "cpu":
     print("forwards of units:", sum(m._autosac.forwards for m in model.modules() if hasattr(m, "_autosac")))
 """
-APPLIED = TRAINING.replace("# apply the plan", 'import autosac; model = autosac.apply(model, "plan.json")')
+PARAMETRIZED = TRAINING.replace(
+    "nn.Conv2d(16, 16, 3, padding=1)", "spectral_norm(nn.Conv2d(16, 16, 3, padding=1))"
+).replace("class Block", "from torch.nn.utils.parametrizations import spectral_norm\n\nclass Block")
 LEAST_MORE_MS = 0.1
 
 
@@ -56,24 +58,26 @@ def _trained(source: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def test_a_script_that_applies_its_plan(run: Any) -> None:
+@pytest.mark.parametrize("training", [TRAINING, PARAMETRIZED], ids=["plain", "parametrized"])
+def test_a_script_that_applies_its_plan(run: Any, training: str) -> None:
     """It is the step that the plan promises, what its units cost the host included; and really trained on the CPU its losses,
-    gradients and buffers are the same to the bit.
+    gradients and buffers are the same to the bit. Parametrizations are tried while modules are made.
     """
-    ended = run(TRAINING, "--plan", "82MiB", "-o", "plan.json", "--quiet")
+    applied = training.replace("# apply the plan", 'import autosac; model = autosac.apply(model, "plan.json")')
+    ended = run(training, "--plan", "82MiB", "-o", "plan.json", "--quiet")
     assert ended.returncode == 0, ended.stderr
     plan = Plan.load("plan.json")
     promised, plain = plan.predictions["autosac"], plan.predictions["none"]
     assert promised.step_ms > plain.step_ms + promised.recompute_ms + LEAST_MORE_MS  # the host decides
-    ended = run(APPLIED, "--json")
+    ended = run(applied, "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["step"]["step_ms"] == promised.step_ms
     assert found["step"]["recompute_ms"] == pytest.approx(promised.recompute_ms, rel=1e-9) and promised.recompute_ms > 0
     assert found["peak_active_bytes"] == promised.peak_active_bytes
     assert found["peak_reserved_bytes"] == promised.peak_reserved_bytes
-    *before, none = _trained(TRAINING)
-    *after, forwards = _trained(APPLIED)
+    *before, none = _trained(training)
+    *after, forwards = _trained(applied)
     assert len(before) == 3 and after == before
     assert none == "forwards of units: 0" and forwards == f"forwards of units: {3 * len(plan.units)}"
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from autosac.capture.record.construction import in_construction
 
 
 class ModelFinder:
@@ -55,7 +55,7 @@ class ModelFinder:
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             trains = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-            if self.model is None and trains and not _in_construction():
+            if self.model is None and trains and not in_construction():
                 self.meet(module)
             if self.model is not None and modules.__call__ is call:
                 modules.__call__ = original
@@ -105,13 +105,3 @@ def owned_by_modules() -> set[int]:
     """The identities of all parameters that any module has."""
     modules = (module for module in gc.get_objects() if isinstance(module, nn.Module))
     return {id(p) for module in modules for p in vars(module).get("_parameters", {}).values() if p is not None}
-
-
-def _in_construction() -> bool:
-    """Whether a module is being made: parametrizations are tried then, and sizes are found with an example."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
-            return True
-        frame = frame.f_back
-    return False

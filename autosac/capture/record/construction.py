@@ -1,0 +1,20 @@
+"""Whether modules are being made: what is called then is no step."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+
+
+def in_construction() -> bool:
+    """Whether a module is being made or parametrized: parametrizations are tried then, sizes are found with an example."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        is_made = frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module)
+        if is_made or frame.f_code is register_parametrization.__code__:
+            return True
+        frame = frame.f_back
+    return False
