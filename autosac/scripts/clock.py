@@ -43,13 +43,20 @@ class SimulatedClock:
         self._inside = threading.local()
         self._last_s = 0.0
         self._real: dict[str, Callable[..., Any]] = {}
+        self._readers: list[Any] = []
         for name in _CLOCKS:
             self._replace(name)
         self._real["sleep"] = time.sleep
         vars(time)["sleep"] = self._sleep
 
     def start(self, elapsed_s: Callable[[], float]) -> None:
-        """From now on time is this moment plus the simulated time, in seconds, that `elapsed_s` tells."""
+        """From now on time is this moment plus the simulated time, in seconds, that `elapsed_s` tells. Compiled code breaks
+        off to read it, as for any clock.
+        """
+        from autosac.capture.patches.untraced import leave_untraced
+
+        for function in (*self._readers, SimulatedClock.now_s, SimulatedClock._sleep):
+            leave_untraced(function)
         self._began_s = {name: self._real[name]() for name in _CLOCKS}
         self._elapsed_s = elapsed_s
 
@@ -66,6 +73,7 @@ class SimulatedClock:
         read.__name__, read_ns.__name__ = name, f"{name}_ns"
         setattr(time, name, read)
         setattr(time, f"{name}_ns", read_ns)
+        self._readers += [read, read_ns]
 
     def _is_asked(self) -> bool:
         """Whether the reading, two frames up, is for the simulated time: not while that is being worked out."""

@@ -24,6 +24,32 @@ for step in range(3):
     update()
     optimizer.zero_grad()
 """
+IN_FUNCTIONS = """
+import torch
+from torch import nn
+
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3, device="cuda"), capturable=True)
+
+
+@torch.compile
+def train(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+@torch.compile
+def update():
+    optimizer.step()
+
+
+for step in range(3):
+    optimizer.zero_grad()
+    loss = train(torch.randn(32, 64, device="cuda"))
+    update()
+    print(step, loss.item())
+"""
 IN_PLACE = """
 import torch
 from torch import nn
@@ -277,6 +303,15 @@ def test_flexible_attention_is_one_kernel(run: Any, way: str) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "approximate" not in ended.stdout
     assert "without a cost model" not in ended.stdout
+
+
+def test_steps_within_compiled_functions(run: Any) -> None:
+    """Backward and optimizer run in compiled code, which reads the clock and runs hooks: nothing of AutoSAC is compiled."""
+    ended = run(IN_FUNCTIONS, "--steps", "0")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[0] for line in ended.stdout.splitlines()[:3]] == ["0", "1", "2"]
+    assert "step 2 of the" in ended.stdout and "generated" in ended.stdout
+    assert "does not know how to trace" not in ended.stderr and "autosac" not in ended.stderr
 
 
 def test_an_optimizer_with_rates_on_the_host(run: Any) -> None:

@@ -38,6 +38,7 @@ from autosac.capture.device.operators import mutates
 from autosac.capture.jobs.fast_forward import FastForward
 from autosac.capture.jobs.marker import Marker
 from autosac.capture.patches import module_calls
+from autosac.capture.patches.untraced import untraced
 from autosac.capture.record.construction import in_construction
 from autosac.capture.record.recorder import Recorder
 
@@ -106,8 +107,8 @@ class ScriptSteps:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         module_calls.follow(lambda module, _: self._enter(module), self._leave)
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer))
+        register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: self._before(optimizer)))
+        register_optimizer_step_post_hook(untraced(lambda optimizer, *_: self._after(optimizer)))
 
     @property
     def kept(self) -> int:

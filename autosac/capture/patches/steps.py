@@ -10,6 +10,7 @@ import torch
 from autosac.capture.device import kernels
 from autosac.capture.patches import module_calls
 from autosac.capture.patches.registry import Patched, patch
+from autosac.capture.patches.untraced import untraced
 
 
 @patch(
@@ -44,13 +45,14 @@ def autograd_engine(capture: Patched) -> None:
 @patch(
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "torch.optim.optimizer:register_optimizer_step_post_hook",
+    "torch._C._dynamo.eval_frame:set_code_exec_strategy",
 )
 def optimizer_steps(capture: Patched) -> None:
-    """Public global hooks; no patch."""
+    """Public global hooks, which are no part of what is compiled."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    register_optimizer_step_pre_hook(lambda optimizer, *_: capture.recorder.enter_optimizer(optimizer))
-    register_optimizer_step_post_hook(lambda *_: capture.recorder.exit_optimizer())
+    register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: capture.recorder.enter_optimizer(optimizer)))
+    register_optimizer_step_post_hook(untraced(lambda *_: capture.recorder.exit_optimizer()))
 
 
 @patch(
