@@ -39,7 +39,7 @@ from autosac.capture.jobs.fast_forward import FastForward
 from autosac.capture.jobs.marker import Marker
 from autosac.capture.patches import module_calls
 from autosac.capture.patches.untraced import untraced
-from autosac.capture.record.construction import in_construction
+from autosac.capture.record.construction import trains
 from autosac.capture.record.recorder import Recorder
 
 _DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
@@ -141,7 +141,7 @@ class ScriptSteps:
             return
         if self._is_over:
             self._begin()
-        elif not self.number and any(p.requires_grad for p in module.parameters()) and not in_construction():
+        elif not self.number and trains(module):
             self._listener.model_called(module)
             if self._marker is not None:
                 self._marker.install()

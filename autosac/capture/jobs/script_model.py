@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autosac.capture.record.construction import in_construction
+from autosac.capture.record.construction import trains
 
 
 class ModelFinder:
@@ -54,8 +54,7 @@ class ModelFinder:
 
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            trains = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-            if self.model is None and trains and not in_construction():
+            if self.model is None and trains(module):
                 self.meet(module)
             if self.model is not None and modules.__call__ is call:
                 modules.__call__ = original

@@ -19,7 +19,7 @@ from autosac.capture.device import device as simulated
 from autosac.capture.device.cache import CachedCall
 from autosac.capture.record.accumulation import EngineAdditions
 from autosac.capture.record.collectives import CollectiveCall, describe_collective
-from autosac.capture.record.construction import in_construction
+from autosac.capture.record.construction import trains
 from autosac.capture.record.distinct_values import DistinctValues
 from autosac.capture.record.graphs import COMPILED, GraphRecords
 from autosac.capture.record.log import EventLog
@@ -151,15 +151,10 @@ class Recorder:
 
     def enter_module(self, module: torch.nn.Module, args: Any) -> None:
         """A module's forward begins."""
-        if not self.model_parts and self._trains(module):
+        if not self.model_parts and trains(module):
             self.add_model(module)  # a teacher, or an encoder that is not trained, may have been called before
         if self.phases.enter_module(module):
             self.storages.label_inputs(args)
-
-    @staticmethod
-    def _trains(module: torch.nn.Module) -> bool:
-        """Whether the module is called to be trained, not to be made."""
-        return torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()) and not in_construction()
 
     def exit_module(self) -> None:
         """The innermost module's forward ends."""
