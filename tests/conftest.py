@@ -202,6 +202,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Plans of compiled modules need a PyTorch that tells policies what operators return, budgets of modules a newer one."""
+    if item.get_closest_marker("compiled_plan"):
+        from autosac.integrations.recompute.compiled_modes import NEEDS, SEES_RESULTS
+
+        if not SEES_RESULTS:
+            pytest.skip(NEEDS)
+    if item.get_closest_marker("module_budget"):
+        import torch
+
+        from autosac.planning.compiled_policies import modules_have_budgets
+
+        if not modules_have_budgets(torch.__version__):
+            pytest.skip("memory budgets of modules need PyTorch 2.13")
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the garbage collector need not go through them again and again. A test that makes a
     million objects needs no thousand collections.

@@ -12,13 +12,11 @@ from torch import nn
 from autosac.api import EagerCaptures
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.errors import UsageError
-from autosac.integrations.recompute.compiled_modes import NEEDS, SEES_RESULTS
 from autosac.planning.closed_loop import Goal, full_plan, make_plan
 from autosac.planning.traced import follows
 from autosac.simulation import Target
 
 WIDTH, TOKENS, LAYERS = 256, 4096, 2
-plans = pytest.mark.skipif(not SEES_RESULTS, reason=NEEDS)
 
 
 class Layer(nn.Module):
@@ -81,7 +79,7 @@ def test_a_module_that_is_compiled_before_it_is_in_the_model() -> None:
         capture_eager(partial(make, "early"), EagerRequest(observe=True))
 
 
-@plans
+@pytest.mark.compiled_plan
 @pytest.mark.slow
 def test_plans_are_made_for_the_compiled_step() -> None:
     """The plan is a mix of policies that were measured as compiled. It fits, and is no slower than full checkpointing."""
@@ -126,7 +124,7 @@ def make_routed(style: str, device: torch.device) -> tuple[nn.Module, Any]:
     return model, step
 
 
-@plans
+@pytest.mark.compiled_plan
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["layers", "whole"])
 def test_plans_decide_about_what_the_compiler_traces(style: str) -> None:

@@ -25,9 +25,7 @@ from autosac.integrations.observe import observe
 from autosac.integrations.operators.effects import written_arguments
 from autosac.integrations.operators.keys import is_counted, is_random, op_name, output_metadata
 from autosac.integrations.operators.modules import find_module, parameters_of
-from autosac.integrations.recompute.compiled_modes import NEEDS, SEES_RESULTS
 from autosac.integrations.recompute.entries import Observer, observer
-from autosac.planning.compiled_policies import modules_have_budgets
 from autosac.plans import Decision, OutputMetadata, Plan, Settings, Unit
 from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
 from benchmarks.fuzz.groups import groups_of
@@ -421,15 +419,7 @@ def mesh() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Plans of compiled modules need a PyTorch that tells policies what operators return, budgets of modules a newer one."""
-    lacking = {
-        "compiled_plan": "" if SEES_RESULTS else NEEDS,
-        "module_budget": ""
-        if modules_have_budgets(torch.__version__)
-        else "memory budgets of modules need PyTorch 2.13",
-    }
-    for item in (item for item in items if item.path.parent == Path(__file__).parent):
-        if "compiled" in item.nodeid:
+    """Mark what makes plans of compiled modules."""
+    for item in items:
+        if "compiled" in item.nodeid and item.path.parent == Path(__file__).parent:
             item.add_marker("compiled_plan")
-        for reason in (reason for name, reason in lacking.items() if reason and item.get_closest_marker(name)):
-            item.add_marker(pytest.mark.skip(reason=reason))
