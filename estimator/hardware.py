@@ -31,6 +31,9 @@ _EFFICIENCIES = (
     "sustained",
 )
 
+MEMORY_POWER = 0.23
+"""What memory traffic draws of a GPU's TDP beside what an idle GPU draws, where a profile does not say (`power.py`)."""
+
 _HOST_COSTS = (
     "eager_op_us",
     "backward_op_us",
@@ -66,7 +69,8 @@ class Hardware:
     it: on a "cpu" the host runs the operators itself, one after the other. `host`: costs of `runtime_sim.HostModel` that
     were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for that of the part, `tdp_w`.
     `product_power`: what matrix products in 8 and 16 bits alone would draw at the rates that the models know, relative to
-    `tdp_w`; above 1 where these rates were measured in bursts.
+    `tdp_w`; above 1 where these rates were measured in bursts. `memory_power`: what memory traffic draws of it, beside an idle
+    GPU.
     """
 
     name: str
@@ -104,6 +108,7 @@ class Hardware:
     host: tuple[tuple[str, float], ...] = ()
     power_limit_w: float = 0.0
     product_power: float = 1.0
+    memory_power: float = MEMORY_POWER
 
     def peak_flops(self, arithmetic: str) -> float:
         """Peak dense rate in FLOP/s of "float32", "tf32", "bfloat16", "float8", ...
@@ -181,6 +186,7 @@ def load_hardware(name_or_path: str) -> Hardware:
         host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
         power_limit_w=reader.number("power_limit_w", 0.0, zero=True),
         product_power=reader.number("product_power", 1.0),
+        memory_power=reader.number("memory_power", MEMORY_POWER),
     )
     if hardware.usable_bytes > hardware.memory_bytes:
         reader.fail("usable_bytes", "is above memory_bytes")

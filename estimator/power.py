@@ -3,11 +3,12 @@
 A controller holds the mean power over some tenths of a second, a step or more. Products draw power with a power of
 the clock f (relative to the clock that the models know), memory traffic draws it whatever the clock of the processors is:
 
-    P(f) = tdp * (IDLE + (power * products * f^(EXPONENT - 1) + MEMORY * others) / (products / f + others))
+    P(f) = tdp * (IDLE + (power * products * f^(EXPONENT - 1) + memory * others) / (products / f + others))
 
 with the milliseconds that the step's operators take at f = 1: `products` (matrix products, attention, convolutions) and
 `others`. `power` is `product_power` - IDLE for matrix products and attention in 8 and 16 bits, 1 - IDLE for other products.
 The clock is the largest f <= 1 with P(f) <= cap, which is the TDP or a lower one; products then take 1 / f of their time.
+Memory traffic counts for no more than the cap leaves: products never run slower for it than alone.
 Operators that are not products keep theirs, and so do collectives, for which links decide. Copies between host and device
 run on copy engines beside the operators and draw next to nothing: they are not among `others`.
 
@@ -19,12 +20,14 @@ larger models on H100s and H200s, 80 to 89 % of whose time is products; they wer
 with much memory traffic does not reach the TDP, and keeps the full clock. H100s of 500 W are parts of their own: 1 fits them.
 
 Products alone on an H100 of 500 W reach 0.75 of the rates of a 700-W part, in 16 bits as in 8 (FBGEMM, pull/2546: three sizes,
-0.80, 0.74, 0.72 and 0.75, 0.73, 0.77); that gives EXPONENT. MEMORY is fitted to the published TorchTitan runs on such H100s
-that are not compiled. Those that are compiled, half of whose time beside products is gone, were held out. IDLE is an estimate.
+0.80, 0.74, 0.72 and 0.75, 0.73, 0.77); that gives EXPONENT. `memory_power` (of a profile) is what memory traffic draws. 0.23
+is fitted to the published TorchTitan runs on such H100s that are not compiled. Those that are compiled, half of whose time
+beside products is gone, were held out. IDLE is an estimate.
 
 Checked on an H200 (docs/h200.md): four steps of Llama's layers, of 280 to 370 ms, are right with these numbers, products that
-last as well. Copies alone draw more there (0.80 of the TDP, MEMORY would be 0.55), and the clock follows the mix within 50 ms,
-not over a step.
+last as well. Copies alone draw more there (0.80 of the TDP, `memory_power` would be 0.55), and the clock follows the mix
+within 50 ms, not over a step. An A100 of 330 W has that 0.55, and nothing else that was fitted: ten published steps of
+TorchTitan are -3.0 to +2.3 % off, with 0.23 +1.0 to +8.9 %.
 """
 
 from __future__ import annotations
@@ -35,12 +38,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosac.estimator.hardware import Hardware
+from autosac.estimator.hardware import MEMORY_POWER, Hardware
 from autosac.estimator.work import crosses_to_host, family, item_bytes
 from autosac.trace import Op, Signature, Trace
 
 _IDLE: Final = 0.25
-_MEMORY: Final = 0.23
 _EXPONENT: Final = 1.667  # ((500 / 700 - 0.25) / 0.75) ** (1 / 1.667) = 0.75
 _LOWEST: Final = 0.25  # of the clock: no lower one is left
 _STEPS: Final = 50
@@ -63,13 +65,13 @@ class Mix(NamedTuple):
         return self.matrix_ms + self.other_products_ms
 
 
-def power_share(clock: float, mix: Mix, product_power: float = 1.0) -> float:
+def power_share(clock: float, mix: Mix, product_power: float = 1.0, memory_power: float = MEMORY_POWER) -> float:
     """Mean power relative to the TDP at this share of the clock; see the module's docstring."""
     total_ms = mix.products_ms / clock + mix.rest_ms
     if total_ms <= 0:
         return _IDLE
     products = (product_power - _IDLE) * mix.matrix_ms + (1 - _IDLE) * mix.other_products_ms
-    return _IDLE + float(products * clock ** (_EXPONENT - 1) + _MEMORY * mix.rest_ms) / total_ms
+    return _IDLE + float(products * clock ** (_EXPONENT - 1) + memory_power * mix.rest_ms) / total_ms
 
 
 def product_power(clock: float) -> float:
@@ -78,10 +80,11 @@ def product_power(clock: float) -> float:
 
 
 class PowerBudget(NamedTuple):
-    """What a GPU may draw, relative to its TDP, and what products alone would draw at full clock."""
+    """What a GPU may draw, relative to its TDP, what products alone would draw at full clock, and memory traffic at any."""
 
     cap: float = 1.0
     product_power: float = 1.0
+    memory_power: float = MEMORY_POWER
 
 
 FULL_CLOCK: Final = PowerBudget()  # at any mix
@@ -89,7 +92,8 @@ FULL_CLOCK: Final = PowerBudget()  # at any mix
 
 def budget_of(hardware: Hardware) -> PowerBudget:
     """Of a GPU."""
-    return PowerBudget((hardware.power_limit_w or hardware.tdp_w) / hardware.tdp_w, hardware.product_power)
+    cap = (hardware.power_limit_w or hardware.tdp_w) / hardware.tdp_w
+    return PowerBudget(cap, hardware.product_power, hardware.memory_power)
 
 
 def sustained_clock(hardware: Hardware, mix: Mix) -> float:
@@ -101,13 +105,14 @@ def sustained_clock(hardware: Hardware, mix: Mix) -> float:
 
 
 def _clock_within(budget: PowerBudget, mix: Mix) -> float:
-    cap, power = budget
-    if power_share(1.0, mix, power) <= cap:
+    cap, power = budget.cap, budget.product_power
+    memory = min(budget.memory_power, cap - _IDLE)
+    if power_share(1.0, mix, power, memory) <= cap:
         return 1.0
     low, high = _LOWEST, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if power_share(middle, mix, power) <= cap else (low, middle)
+        low, high = (middle, high) if power_share(middle, mix, power, memory) <= cap else (low, middle)
     return low
 
 
@@ -115,14 +120,15 @@ def least_sustained_ms(budget: PowerBudget, matrix_ms: float, total_ms: float, b
     """What a stream's operators take at least, at the clock that is left to them, if they take `total_ms` at least at full
     clock, `matrix_ms` of it matrix products at least; `beside_ms` is the most that is no product on other streams.
 
-    With M such products, R others, c = cap - IDLE and p = product_power - IDLE, the clock f < 1 solves
+    With M such products, R others, c = cap - IDLE, p = product_power - IDLE and q = memory_power, the clock f < 1 solves
 
-        c (M / f + R) = p M f^(EXPONENT - 1) + MEMORY R,   so   M / f = (c - MEMORY) R / (p f^EXPONENT - c)
+        c (M / f + R) = p M f^(EXPONENT - 1) + q R,   so   M / f = (c - q) R / (p f^EXPONENT - c)
 
-    More R leaves a higher f, so both terms on the right of the first equation grow, and the time M / f + R with them. More M
-    leaves a lower f: by the second one, M / f grows. So the time of what is known is no more than that of all. What is known
-    of the total but not of its kind counts as R, which lengthens the time by least. Other products draw less than their share
-    of the TDP as they slow down, and leave less room for the clock than R of the same length.
+    with q no more than c. More R leaves a higher f (or the same), so both terms on the right of the first equation grow, and
+    the time M / f + R with them. More M leaves a lower f: by the second one, M / f grows. So the time of what is known is no
+    more than that of all. What is known of the total but not of its kind counts as R, which lengthens the time by least. Other
+    products draw less than their share of the TDP as they slow down, and leave less room for the clock than R of the same
+    length.
     """
     rest_ms = max(0.0, total_ms - matrix_ms)
     clock = _clock_within(budget, Mix(matrix_ms, 0.0, rest_ms + beside_ms))

@@ -1,8 +1,9 @@
 """What stand-ins for custom kernels cost (`autosac.integrations.stand_ins`), from the FLOPs and bytes that they state.
 
-    t = launch + max(flops / (SHARE_OF_PEAK * peak rate), bytes / (SHARE_OF_BANDWIDTH * memory bandwidth))
+    t = launch + max(flops / rate, bytes / (SHARE_OF_BANDWIDTH * memory bandwidth))
 
-The shares are what large products and streaming kernels reach; nothing is fitted to any stand-in, hence the wide error.
+The rate is SHARE_OF_PEAK of the peak, or what a stand-in states for a multiprocessor and a cycle (`per_cycle`). The shares are
+what large products and streaming kernels reach; nothing is fitted to any stand-in, hence the wide error.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ class StandIns:
             return None
         hardware = self._hardware
         dtype = signature.inputs[0].dtype if signature.inputs else "float32"
-        flops, nbytes = (float(argument(signature, name, 0.0) or 0.0) for name in ("flops", "nbytes"))  # type: ignore[arg-type]
+        flops, nbytes, per_cycle = (
+            float(argument(signature, name, 0.0) or 0.0)  # type: ignore[arg-type]
+            for name in ("flops", "nbytes", "per_cycle")
+        )
+        cycles_per_s = hardware.sm_count * hardware.boost_mhz * 1e6  # of all multiprocessors
         seconds = max(
-            flops / (SHARE_OF_PEAK * hardware.peak_flops(arithmetic(dtype))),
+            flops / (per_cycle * cycles_per_s or SHARE_OF_PEAK * hardware.peak_flops(arithmetic(dtype))),
             nbytes / (SHARE_OF_BANDWIDTH * hardware.mem_bandwidth_gbps * 1e9),
         )
         return Estimate(hardware.kernel_us * 1e-3 + seconds * 1e3, "stand-in", _REL_STD)

@@ -16,9 +16,11 @@ The function gets the call's own arguments, its tensors without data, and return
 
     t = max(flops / (share * peak rate of the first tensor's type), bytes / (share * memory bandwidth)) + a launch
 
-(`autosac.estimator.stand_ins`). `flops` and `nbytes` are numbers, or functions of the same arguments; by default no FLOPs, and
-all tensors that go in and come out. The backward takes `backward` times both (2 if not given), and needs the tensors that went
-in and came out, as autograd saves them; it returns a gradient for each floating-point tensor that went in and needs one.
+(`autosac.estimator.stand_ins`). Where a kernel's instructions are not the GPU's fastest, `per_cycle` says how many FLOPs one
+multiprocessor does in a cycle, in place of the share of the peak rate. `flops` and `nbytes` are numbers, or functions of the
+same arguments; by default no FLOPs, and all tensors that go in and come out. The backward takes `backward` times both (2 if
+not given), and needs the tensors that went in and came out, as autograd saves them; it returns a gradient for each
+floating-point tensor that went in and needs one.
 
 `replace` puts any object in the place of a name; what it calls is priced as it is. `NAMED` holds those that come with AutoSAC.
 """
@@ -45,12 +47,16 @@ from autosac.integrations import hub_kernels
 
 Amount: TypeAlias = "float | Callable[..., float] | None"
 _NAMESPACE = "stand_in"
+# The first FlashAttention in Triton.
+_TRITON_BLOCK = 128
+TRITON_PER_CYCLE = 720.0
+TRITON_BACKWARD = 2.9
 _library = torch.library.Library(_NAMESPACE, "FRAGMENT")
 _objects: dict[str, dict[str, Any]] = {}
 
 
 def stand_in(
-    target: str, *, flops: Amount = 0.0, nbytes: Amount = None, backward: float = 2.0
+    target: str, *, flops: Amount = 0.0, nbytes: Amount = None, backward: float = 2.0, per_cycle: float = 0.0
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Let the decorated function stand for ``"package.module:name"``. See the module's docstring.
 
@@ -59,7 +65,7 @@ def stand_in(
 
     def register(shapes: Callable[..., Any]) -> Callable[..., Any]:
         name = target.replace(":", "_").replace(".", "_")
-        _library.define(f"{name}(Tensor[] inputs, str outputs, float flops, float nbytes) -> Tensor[]")
+        _library.define(f"{name}(Tensor[] inputs, str outputs, float flops, float nbytes, float per_cycle) -> Tensor[]")
         _library.impl(name, lambda inputs, outputs, *_: _made(outputs, inputs[0].device), "CompositeExplicitAutograd")
         kernel = getattr(getattr(torch.ops, _NAMESPACE), name).default
 
@@ -75,7 +81,7 @@ def stand_in(
                 _amount(flops, 0.0, plain_args, plain_kwargs),
                 _amount(nbytes, float(moved), plain_args, plain_kwargs),
             )
-            found = _Call.apply(kernel, _described(out), costs, backward, *inputs)  # type: ignore[no-untyped-call]
+            found = _Call.apply(kernel, _described(out), (*costs, per_cycle), backward, *inputs)  # type: ignore[no-untyped-call]
             return pytree.tree_unflatten(list(found), out_spec)
 
         torch.compiler.allow_in_graph(call)  # for Dynamo an operator, as kernels are
@@ -115,15 +121,17 @@ class _Call(torch.autograd.Function):
     def forward(ctx: Any, kernel: Any, outputs: str, costs: Any, backward: float, *inputs: torch.Tensor) -> Any:
         """The outputs."""
         found = kernel(list(inputs), outputs, *costs)
+        *work, per_cycle = costs
         ctx.save_for_backward(*inputs, *found)
-        ctx.call = kernel, [backward * cost for cost in costs], len(inputs)
+        ctx.call = kernel, [*(backward * amount for amount in work), per_cycle], len(inputs)
         return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """A gradient for each input that needs one."""
         kernel, costs, count = ctx.call
-        inputs, outputs = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # once: under checkpointing each reading is a recomputation
+        inputs, outputs = saved[:count], saved[count:]
         needed = [x for x, needs in zip(inputs, ctx.needs_input_grad[4:], strict=True) if needs]
         given = [gradient for gradient in gradients if gradient is not None]
         made = iter(kernel([*given, *inputs, *outputs], _described(needed), *costs))
@@ -213,6 +221,20 @@ def _flash_attention_varlen(
     )
 
 
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """What attention returns: (batch, length, heads, size)."""
+    return torch.empty_like(q)
+
+
+def _causal_flops(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any = None, causal: bool = False, *_: Any, **__: Any
+) -> float:
+    """Of both products, in blocks of 128 keys; causal: of blocks that are not masked as a whole."""
+    batch, length, heads, size = q.shape
+    keys = k.shape[1]
+    return 4.0 * batch * heads * length * size * ((keys + _TRITON_BLOCK) / 2 if causal else keys)
+
+
 def _losses_of_rows(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """`cross_entropy_loss`: each row's loss and z-loss, in float32. (rows, classes) and (rows,) in, (rows,) twice out."""
     losses = logits.new_empty(logits.shape[0], dtype=torch.float32)
@@ -249,6 +271,13 @@ def _flash_attn() -> None:
         replace(f"{module}:flash_attn_func", _flash_attention)
         replace(f"{module}:flash_attn_qkvpacked_func", packed)
         replace(f"{module}:flash_attn_varlen_func", _flash_attention_varlen)
+    triton = stand_in(
+        "flash_attn.flash_attn_triton:flash_attn_func",
+        flops=_causal_flops,
+        backward=TRITON_BACKWARD,
+        per_cycle=TRITON_PER_CYCLE,
+    )
+    triton(_attended)
     stand_in("flash_attn.ops.triton.cross_entropy:cross_entropy_loss", nbytes=_read_logits)(_losses_of_rows)
     kernel = _objects["flash_attn.ops.triton.cross_entropy"]["cross_entropy_loss"]
     replace("flash_attn.losses.cross_entropy:CrossEntropyLoss", functools.partial(_FusedCrossEntropy, kernel))

@@ -1,7 +1,9 @@
 """An MPT as MosaicML's llm-foundry trains it with Composer: the first FSDP, bfloat16, flash-attn's kernels, AdamW in a loop.
 
 torchrun --nproc-per-node 8 benchmarks/scripts/mpt_fsdp1.py [--layers N] [--width N] [--batch N] [--accumulation N]
-    [--length N] [--checkpointing] [--attention flash|triton]
+    [--length N] [--checkpointing] [--attention flash|triton] [--prefetch pre|post] [--float32-reduction] [--keep-gathered]
+
+`--prefetch post` is Composer's default, `pre` also gathers ahead in the forward.
 """
 
 import argparse
@@ -11,14 +13,15 @@ import time
 
 import torch
 import torch.distributed as dist
-from flash_attn import flash_attn_func, flash_attn_varlen_func
+from flash_attn import flash_attn_varlen_func
+from flash_attn.flash_attn_triton import flash_attn_func
 from flash_attn.losses.cross_entropy import CrossEntropyLoss
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
-from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.nn import functional as F
 
@@ -30,6 +33,9 @@ parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--length", type=int, default=2048)
 parser.add_argument("--checkpointing", action="store_true")
 parser.add_argument("--attention", choices=("flash", "triton"), default="flash")
+parser.add_argument("--prefetch", choices=("pre", "post"), default="pre")
+parser.add_argument("--float32-reduction", action="store_true")
+parser.add_argument("--keep-gathered", action="store_true")
 options = parser.parse_args()
 VOCABULARY, HEAD = 50368, 128
 
@@ -118,13 +124,15 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
 with torch.device("meta"):
     model = MPT()
-bfloat16 = torch.bfloat16
+bfloat16, ahead = torch.bfloat16, options.prefetch == "pre"
+reduced = torch.float32 if options.float32_reduction else bfloat16
 model = FullyShardedDataParallel(
     model,
     auto_wrap_policy=functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
-    mixed_precision=MixedPrecision(param_dtype=bfloat16, reduce_dtype=bfloat16, buffer_dtype=bfloat16),
-    backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
-    forward_prefetch=True,
+    sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if options.keep_gathered else ShardingStrategy.FULL_SHARD,
+    mixed_precision=MixedPrecision(param_dtype=bfloat16, reduce_dtype=reduced, buffer_dtype=bfloat16),
+    backward_prefetch=BackwardPrefetch.BACKWARD_PRE if ahead else BackwardPrefetch.BACKWARD_POST,
+    forward_prefetch=ahead,
     limit_all_gathers=True,
     param_init_fn=lambda module: module.to_empty(device=device, recurse=False),
     device_id=device,
@@ -132,6 +140,18 @@ model = FullyShardedDataParallel(
 )
 if options.checkpointing:
     apply_activation_checkpointing(model, checkpoint_wrapper, lambda module: isinstance(module, Block))
+
+
+@torch.no_grad()
+def update_metrics(logits, targets):
+    """Composer's metrics of language models, cross entropy and perplexity: each works out the loss again, in float32."""
+    for total in totals:
+        with torch.autocast("cuda", dtype=bfloat16):
+            total += F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+        (targets != -100).sum()
+
+
+totals = [torch.zeros((), device=device) for _ in range(2)]
 optimizer = torch.optim.AdamW(model.parameters(), lr=1.2e-4, betas=(0.9, 0.95), weight_decay=0.0, foreach=False)
 loss_function = CrossEntropyLoss(ignore_index=-100)
 begin = time.time()
@@ -144,6 +164,7 @@ for step in range(1000):
             targets[:, -1] = -100
             loss = loss_function(logits.view(-1, VOCABULARY), targets.view(-1)) / options.accumulation
         loss.backward()
+        update_metrics(logits.detach().view(-1, VOCABULARY), targets.view(-1))
     model.clip_grad_norm_(1.0)
     optimizer.step()
     optimizer.zero_grad()

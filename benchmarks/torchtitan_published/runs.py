@@ -48,6 +48,8 @@ _MODELS = {
 }
 
 
+# Sources whose A100s are boards with a cap of 330 W ("PG509-210", TorchTitan's commit db52d57ca).
+_OF_META = "pytorch/torchtitan "
 # Sources whose runs were not started by TorchTitan's launcher, and so without expandable segments. The page of the second
 # gives its torchrun command; of the others it shows in the memory that they report: see docs/published.md.
 _WITHOUT_LAUNCHER = (
@@ -269,7 +271,7 @@ def _published_run(row: dict[str, str]) -> Run:
     return Run(
         case=row["case_id"],
         model=row["model"],
-        gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"])),
+        gpu=_gpu(row["hardware"], float(row["gpu_mem_gib"]), source),
         gpus=int(row["n_gpus"]),
         era=era_of(row["date"], row["notes"] + source),
         cluster=next((file for word, file in _NODES.items() if word in source + row["notes"]), None),
@@ -309,9 +311,11 @@ def _is_from(source: str, sources: tuple[str, ...]) -> bool:
     return any(each in source for each in sources)
 
 
-def _gpu(hardware: str, memory_gib: float) -> str:
+def _gpu(hardware: str, memory_gib: float, source: str) -> str:
+    if "A100" in hardware and memory_gib > 60:
+        return "a100-sxm-80gb-330w" if source.startswith(_OF_META) else "a100-sxm-80gb"
     if "A100" in hardware:
-        return "a100-sxm-80gb" if memory_gib > 60 else "a100-sxm-40gb"
+        return "a100-sxm-40gb"
     if "H100" in hardware:
         return "h100-sxm-96gb-meta" if memory_gib > 90 else "h100-sxm-80gb"
     if "H200" in hardware:

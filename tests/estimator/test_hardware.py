@@ -22,7 +22,7 @@ def test_every_shipped_profile_loads_under_its_own_name(name: str) -> None:
 
 def test_the_promised_gpus_are_there() -> None:
     """Every GPU that the documentation names has a profile."""
-    wanted = """a100-sxm-40gb a100-pcie-40gb a100-sxm-80gb a100-pcie-80gb h100-sxm-80gb h100-pcie-80gb
+    wanted = """a100-sxm-40gb a100-pcie-40gb a100-sxm-80gb a100-sxm-80gb-330w a100-pcie-80gb h100-sxm-80gb h100-pcie-80gb
     h100-nvl-94gb h100-sxm-96gb-meta h200-sxm-141gb h20-96gb b200-sxm-180gb l40s a40 a10g rtx-a6000 rtx-6000-ada
     rtx-3090 rtx-4090 rtx-5090 mi300x"""
     assert set(wanted.split()) <= set(known_hardware())

@@ -46,9 +46,27 @@ def test_memory_traffic_leaves_room_for_the_clock() -> None:
 
 
 def test_no_cap_takes_the_last_quarter_of_the_clock() -> None:
-    """Streaming draws 0.48 of the TDP at any clock: a cap below it ends at the lowest clock."""
-    assert sustained_clock(replace(H100, power_limit_w=200), Mix(0.0, 0.0, 1.0)) == pytest.approx(0.25)
+    """At 200 W products would run at 0.16 of the clock; a step of nothing draws what an idle GPU draws."""
+    assert sustained_clock(replace(H100, power_limit_w=200), Mix(1.0, 0.0, 0.0)) == pytest.approx(0.25)
     assert power_share(1.0, Mix(0.0, 0.0, 0.0)) == 0.25
+
+
+def test_memory_traffic_never_slows_products_below_their_own_clock() -> None:
+    """At 250 W an A100's memory traffic alone would draw 0.80 of 400 W: products keep the clock that they have alone."""
+    a100 = replace(load_hardware("a100-sxm-80gb"), power_limit_w=250)
+    assert a100.memory_power == 0.55
+    alone = ((250 / 400 - 0.25) / 0.75) ** (1 / 1.667)
+    assert sustained_clock(a100, Mix(1.0, 0.0, 1.0)) == pytest.approx(alone)
+    assert sustained_clock(a100, Mix(0.0, 0.0, 1.0)) == 1
+
+
+def test_an_a100_of_330_watts() -> None:
+    """Products alone run at ((0.825 - 0.25) / 0.75)^(1/1.667) = 0.85 of the clock; memory traffic of 0.80 hardly helps."""
+    capped = load_hardware("a100-sxm-80gb-330w")
+    assert sustained_clock(capped, Mix(1.0, 0.0, 0.0)) == pytest.approx((0.575 / 0.75) ** (1 / 1.667))
+    clock = sustained_clock(capped, Mix(0.7, 0.0, 0.3))
+    assert power_share(clock, Mix(0.7, 0.0, 0.3), 1.0, 0.55) == pytest.approx(0.825)
+    assert 0.85 < clock < 0.87
 
 
 def test_only_products_are_slower(
@@ -116,16 +134,22 @@ SHARE = st.floats(0.01, 1)
 
 @given(
     power=st.sampled_from([1.0, 1.17, 1.22, 1.4]),
-    watts=st.sampled_from([0.0, 500.0, 630.0]),
+    memory=st.sampled_from([0.23, 0.55, 0.7]),
+    watts=st.sampled_from([0.0, 400.0, 500.0, 630.0]),
     mix=st.tuples(MS, MS, MS),
     beside_ms=MS,
     known=st.tuples(SHARE, SHARE, SHARE),
 )
 def test_no_step_is_shorter_than_what_is_known_of_it(
-    power: float, watts: float, mix: tuple[float, float, float], beside_ms: float, known: tuple[float, float, float]
+    power: float,
+    memory: float,
+    watts: float,
+    mix: tuple[float, float, float],
+    beside_ms: float,
+    known: tuple[float, float, float],
 ) -> None:
     """Of a stream's products, other products and others, and of others on another stream, shares are known."""
-    gpu = replace(H100, product_power=power, power_limit_w=watts)
+    gpu = replace(H100, product_power=power, memory_power=memory, power_limit_w=watts)
     matrix_ms, products_ms, rest_ms = mix
     clock = sustained_clock(gpu, Mix(matrix_ms, products_ms, rest_ms + beside_ms * known[2]))
     real_ms = matrix_ms / clock + (products_ms / clock if watts else products_ms) + rest_ms

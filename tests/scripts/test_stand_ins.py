@@ -80,6 +80,45 @@ def test_stand_ins_in_a_script(run: Any, tmp_path: Path) -> None:
     assert [event.phase for event in losses] == [Phase.FORWARD] * 3 + [Phase.BACKWARD]  # one of them is differentiated
 
 
+TRITON = """
+import torch
+from flash_attn.flash_attn_triton import flash_attn_func
+from torch.utils.checkpoint import checkpoint
+
+class Block(torch.nn.Linear):
+    def forward(self, x):
+        q = super().forward(x).view(2, 1024, 4, 128)
+        return flash_attn_func(q, q, q, None, True)
+
+block = Block(512, 512, device="cuda", dtype=torch.bfloat16)
+optimizer = torch.optim.SGD(block.parameters())
+while True:
+    x = torch.randn(2048, 512, device="cuda", dtype=torch.bfloat16)
+    checkpoint(block, x, use_reentrant=False).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_kernel_that_is_priced_by_cycles_under_checkpointing(run: Any, tmp_path: Path) -> None:
+    """Triton's first FlashAttention, recomputed: 4 FLOPs for each of 128 numbers of 4 heads and 1024 x (1024 + 128) / 2 scores
+    of two sequences, more in the backward, at the FLOPs of a multiprocessor and a cycle.
+    """
+    ended = run(TRITON, "--stand-in", "flash_attn", "--save-capture", "step.trace")
+    assert ended.returncode == 0, ended.stderr
+    trace = Trace.load(tmp_path / "step.trace")
+    simulation = simulation_of(trace, script_target(ScriptRequest(script="")))
+    names = [signature.name for signature in trace.signatures]
+    calls = [(i, e) for i, e in enumerate(trace.events) if type(e) is Op and "triton_flash" in names[e.signature]]
+    assert [event.phase for _, event in calls] == [Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD]
+    hardware = load_hardware("h100-sxm-80gb")
+    flops = 4 * 2 * 4 * 128 * 1024 * (1024 + 128) / 2
+    forward_ms = flops / (stand_ins.TRITON_PER_CYCLE * hardware.sm_count * hardware.boost_mhz * 1e3)
+    for times, (index, _) in zip((1, 1, stand_ins.TRITON_BACKWARD), calls, strict=True):
+        expected_ms = hardware.kernel_us / 1e3 + times * forward_ms
+        assert simulation.pricing.event_ms[index] == pytest.approx(expected_ms, rel=1e-9)
+
+
 def test_what_is_missing_is_said(run: Any) -> None:
     """The script's own traceback, and one line that names the stand-in."""
     ended = run("import flash_attn")
