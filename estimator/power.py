@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.estimator.hardware import MEMORY_POWER, Hardware
+from autosac.estimator.stand_ins import is_computing
 from autosac.estimator.work import crosses_to_host, family, item_bytes
 from autosac.trace import Op, Signature, Trace
 
@@ -170,7 +171,7 @@ def kinds(trace: Trace, short: NDArray[np.bool_]) -> Kinds:
         event.signature if type(event) is Op else -1 for event in trace.events
     ]  # -1: what stands behind the last
     on_processors = np.array([not crosses_to_host(s) for s in trace.signatures] + [False])
-    is_product = np.array([family(s.name) in _PRODUCTS for s in trace.signatures] + [False])
+    is_product = np.array([family(s.name) in _PRODUCTS or is_computing(s) for s in trace.signatures] + [False])
     is_matrix = np.array([_is_matrix(s) for s in trace.signatures] + [False])
     products, matrix = is_product[signatures], is_matrix[signatures] & short
     return Kinds(products, matrix, on_processors[signatures] & ~products)

@@ -21,6 +21,11 @@ SHARE_OF_BANDWIDTH = 0.9
 _REL_STD = 0.3
 
 
+def is_computing(signature: Signature) -> bool:
+    """Whether an operator is a stand-in that states FLOPs: it draws power as products do (`power.py`)."""
+    return signature.name.startswith(PREFIX) and bool(argument(signature, "flops", 0.0))
+
+
 class StandIns:
     """Prices of stand-ins on one GPU."""
 

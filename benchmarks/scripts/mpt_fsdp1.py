@@ -1,6 +1,6 @@
 """An MPT as MosaicML's llm-foundry trains it with Composer: the first FSDP, bfloat16, flash-attn's kernels, AdamW in a loop.
 
-torchrun --nproc-per-node 8 benchmarks/scripts/mpt_fsdp1.py [--layers N] [--width N] [--batch N] [--accumulation N]
+torchrun --nproc-per-node 8 benchmarks/scripts/mpt_fsdp1.py [--layers N] [--width N] [--head N] [--batch N] [--accumulation N]
     [--length N] [--checkpointing] [--attention flash|triton] [--prefetch pre|post] [--float32-reduction] [--keep-gathered]
 
 `--prefetch post` is Composer's default, `pre` also gathers ahead in the forward.
@@ -28,6 +28,7 @@ from torch.nn import functional as F
 parser = argparse.ArgumentParser()
 parser.add_argument("--layers", type=int, default=32)
 parser.add_argument("--width", type=int, default=4096)
+parser.add_argument("--head", type=int, default=128)
 parser.add_argument("--batch", type=int, default=6)
 parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--length", type=int, default=2048)
@@ -37,7 +38,7 @@ parser.add_argument("--prefetch", choices=("pre", "post"), default="pre")
 parser.add_argument("--float32-reduction", action="store_true")
 parser.add_argument("--keep-gathered", action="store_true")
 options = parser.parse_args()
-VOCABULARY, HEAD = 50368, 128
+VOCABULARY = 50368
 
 
 class LowPrecisionLayerNorm(nn.LayerNorm):
@@ -75,16 +76,16 @@ def without_padding(x, mask):
 class Attention(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.heads = width // HEAD
+        self.heads = width // options.head
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x, mask):
         if options.attention == "triton":
-            q, k, v = (part.unflatten(2, (self.heads, HEAD)) for part in self.qkv(x).chunk(3, dim=2))
+            q, k, v = (part.unflatten(2, (self.heads, options.head)) for part in self.qkv(x).chunk(3, dim=2))
             return self.out(flash_attn_func(q, k, v, causal=True).flatten(2))
         parts = [without_padding(part, mask) for part in self.qkv(x).chunk(3, dim=2)]
         _, indices, starts, longest = parts[0]
-        q, k, v = (rows.unflatten(1, (self.heads, HEAD)) for rows, *_ in parts)
+        q, k, v = (rows.unflatten(1, (self.heads, options.head)) for rows, *_ in parts)
         attended = flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=True).flatten(1)
         padded = torch.zeros(mask.numel(), attended.shape[1], dtype=attended.dtype, device=attended.device)
         padded[indices] = attended

@@ -28,8 +28,17 @@ HEADING = (
     "| run | model | GPUs | batch | measured (ms) | simulated (ms) | error | peak reserved (GiB) |\n"
     "|---|---|---|---:|---:|---:|---:|---:|"
 )
-_GPUS = {"h200": "h200-sxm-141gb", "b200": "b200-sxm-180gb", "h100": "h100-sxm-80gb", "a100": "a100-sxm-80gb"}
+_GPUS = {
+    "h200": "h200-sxm-141gb",
+    "b200": "b200-sxm-180gb",
+    "h100": "h100-sxm-80gb",
+    "a100_40gb": "a100-sxm-40gb",
+    "a100": "a100-sxm-80gb",
+}
 _WIDTHS = {  # layers, width
+    "MPT-125m": ("12", "768"),
+    "MPT-350m": ("24", "1024"),
+    "MPT-760m": ("24", "1536"),
     "MPT-1b": ("24", "2048"),
     "MPT-3b": ("32", "2560"),
     "MPT-7b": ("32", "4096"),
@@ -37,7 +46,10 @@ _WIDTHS = {  # layers, width
     "MPT-30b": ("48", "7168"),
     "MPT-70b": ("80", "8192"),
 }
+_NARROW_HEADS = ("MPT-125m", "MPT-350m")  # of 64
 _NODE = 8
+_LARGE = 128  # GPUs from which the page has a sweep with settings of its own
+_TRITON_AT_LARGE = ("MPT-13b", "MPT-30b")  # whose attention is Triton's there, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +67,10 @@ class Published:
 def read_published(path: Path) -> list[Published]:
     """The runs of a file like ``other_published.csv``."""
     with path.open(newline="") as file:
-        return [_published(row) for row in csv.DictReader(file)]
+        return [published_run(row) for row in csv.DictReader(file)]
 
 
-def _published(row: dict[str, str]) -> Published:
+def published_run(row: dict[str, str]) -> Published:
     gpus = int(row["n_gpus"])
     name = next(name for key, name in _GPUS.items() if key in row["hardware"].lower())
     script, arguments = _script(row)
@@ -96,10 +108,19 @@ def _script(row: dict[str, str]) -> tuple[str, tuple[str, ...]]:
         return "llama_attention.py", sizes
     layers, width = _WIDTHS[row["model"]]
     accumulation = int(row["global_batch"]) // (int(row["local_batch"]) * int(row["n_gpus"]))
-    checkpointing = ("--checkpointing",) if row["ac_mode"] == "full" else ()
-    kernel = ("--attention", "flash" if int(row["n_gpus"]) > _NODE else "triton")  # the sweeps' settings
     shape = ("--layers", layers, "--width", width, "--accumulation", str(accumulation))
-    return "mpt_fsdp1.py", (*sizes, *shape, *checkpointing, *kernel)
+    heads = ("--head", "64") if row["model"] in _NARROW_HEADS else ()
+    return "mpt_fsdp1.py", (*sizes, *shape, *heads, *_settings(row))
+
+
+def _settings(row: dict[str, str]) -> tuple[str, ...]:
+    """As the page's sweeps set them: one for up to 64 GPUs, with Composer's defaults of that time, one for more."""
+    large = int(row["n_gpus"]) >= _LARGE
+    triton = not large or row["model"] in _TRITON_AT_LARGE
+    kernels = ("--attention", "triton" if triton else "flash", "--prefetch", "pre" if large else "post")
+    reduction = ("--float32-reduction",) if large else ()
+    sharding = ("--keep-gathered",) if row.get("schedule") == "SHARD_GRAD_OP" else ()
+    return (*kernels, *reduction, *sharding, *(("--checkpointing",) if row["ac_mode"] == "full" else ()))
 
 
 def line(published: Published) -> tuple[str, float | None]:

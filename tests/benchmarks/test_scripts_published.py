@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.scripts.published import UNSEEN, read_published
+from benchmarks.scripts.published import UNSEEN, published_run, read_published
 
 
 def test_the_unseen_mpts_are_runs_of_the_script_with_their_pages_steps() -> None:
@@ -12,8 +12,26 @@ def test_the_unseen_mpts_are_runs_of_the_script_with_their_pages_steps() -> None
     several, single = runs["M9"], runs["M11"]
     assert (several.request.nodes, several.request.nproc, several.request.gpu) == (16, 8, "h100-sxm-80gb")
     assert several.step_ms == 1e3 * 16 * 2048 / 5080
-    sizes = "--batch 16 --length 2048 --layers 40 --width 5120 --accumulation 1 --checkpointing --attention flash"
-    assert several.request.arguments == tuple(sizes.split())
+    sizes = "--batch 16 --length 2048 --layers 40 --width 5120 --accumulation 1 --attention triton --prefetch pre"
+    assert several.request.arguments == (*sizes.split(), "--float32-reduction", "--checkpointing")
     assert (single.request.nodes, single.request.gpu) == (1, "a100-sxm-80gb")
     assert single.step_ms == 1e3 * 4 * 14 * 2048 / 20513
     assert "--checkpointing" not in single.request.arguments
+    assert single.request.arguments[-4:] == ("--attention", "triton", "--prefetch", "post")
+
+
+def test_rows_of_the_sweep_for_many_gpus_have_its_settings() -> None:
+    """Of 128 GPUs and more: FlashAttention 2, gradients reduced in float32; parameters are kept if the row says so."""
+    row = {"model": "MPT-125m", "hardware": "a100_40gb", "n_gpus": "256", "local_batch": "8", "global_batch": "2048"}
+    row |= {
+        "case_id": "X",
+        "seq_len": "2048",
+        "ac_mode": "none",
+        "tokens_per_s_per_gpu": "1",
+        "schedule": "SHARD_GRAD_OP",
+    }
+    (run,) = map(published_run, [row])
+    assert (run.request.gpu, run.request.nodes) == ("a100-sxm-40gb", 32)
+    assert "--head 64 --attention flash --prefetch pre --float32-reduction --keep-gathered" in " ".join(
+        run.request.arguments
+    )

@@ -81,6 +81,23 @@ def test_only_products_are_slower(
     assert clock < 0.9
 
 
+def test_stand_ins_that_compute_draw_power_like_products(
+    mm: Callable[..., Signature], meta: Callable[..., TensorMeta], make_trace: Callable[..., Trace]
+) -> None:
+    """Beside a stand-in of as many milliseconds a product of 1.4 TDP gets the clock that it has beside another product; beside
+    one that states no FLOPs, that of memory traffic.
+    """
+    hungry, x = replace(H100, product_power=1.4), meta((8192, 8192))
+    for flops, mix in ((1e12, (0.0, 1.0)), (0.0, (1.0, 0.0))):
+        arguments = (("flops", flops), ("nbytes", 1e9), ("per_cycle", 0.0))
+        kernel = Signature("stand_in.kernel.default", (x,), (x,), arguments)
+        trace = make_trace([mm(8192, 8192, 8192), kernel], [], 1)
+        full, found = (price(trace, hardware).event_ms for hardware in (H100, hungry))
+        rest_ms, other_ms = (share * float(full[1]) for share in mix)
+        clock = sustained_clock(hungry, Mix(float(full[0]), other_ms, rest_ms))
+        assert found.tolist() == pytest.approx([full[0] / clock, full[1]])
+
+
 def test_copies_to_the_host_leave_no_power_to_products(
     mm: Callable[..., Signature], meta: Callable[..., TensorMeta], make_trace: Callable[..., Trace]
 ) -> None:
