@@ -24,6 +24,7 @@ _TWO_DEVICES = (
     "the step mixes tensors of the host with tensors of the simulated GPU: build all of them on the device that make_step is "
     "called with (torch.cuda.is_available() is False while a step is captured)"
 )
+_MISMATCH = "encountered during backward but not found in storage"
 # What to do about errors whose own messages do not help, by a part of the message.
 _REMEDIES = {
     "two devices, cpu and simcuda": _TWO_DEVICES,
@@ -74,7 +75,7 @@ _REMEDIES = {
         "does not know the size of device meshes, in the real job too; use a plan of AutoSAC, or set "
         "torch._functorch.config.unsafe_treat_script_objects_as_zero_size to True"
     ),
-    "encountered during backward but not found in storage": (
+    _MISMATCH: (
         "this torch ({torch}) cannot train the job: in a module that it checkpoints selectively, the recomputation runs "
         "operators that the forward did not run (FSDP gathers elsewhere, if the module is one of its units), in the real job "
         "too; checkpoint whole layers (mode full, or every n-th layer), or use a plan of AutoSAC"
@@ -119,6 +120,11 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
         if part in said:
             version = str(getattr(sys.modules.get("torch"), "__version__", ""))
             return CaptureError(f"{doing}: {remedy_of(part, version)} (at {where})")
+    if any(
+        map(_recomputes_selectively, _chain(error))
+    ):  # a saved result of another operator was taken for the one that fails
+        version = str(getattr(sys.modules.get("torch"), "__version__", ""))
+        return CaptureError(f"{doing}: {remedy_of(_MISMATCH, version)} (at {where})")
     shapeless = _SHAPELESS.search(said)
     if shapeless:
         return CaptureError(
@@ -142,6 +148,16 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while present is not None:
         yield present
         present = present.__context__
+
+
+def _recomputes_selectively(error: BaseException) -> bool:
+    """Whether it was raised while PyTorch's selective checkpointing recomputed a module."""
+    modes = [
+        frame.f_locals.get("recompute_context")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "recompute_fn"
+    ]
+    return any(type(mode).__name__ == "_CachedTorchDispatchMode" for mode in modes)
 
 
 def remedy_of(part: str, torch_version: str) -> str:

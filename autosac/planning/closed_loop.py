@@ -110,7 +110,7 @@ class PlanningCaptures(Protocol):
 
 
 def make_plan(captures: PlanningCaptures, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Planned:
-    """The verified plan for a goal. InfeasibleError if there is none; it says the smallest budget that works."""
+    """The verified plan for a goal. InfeasibleError if there is none; it names the smallest budget found to work."""
     (planned,) = make_plans(captures, goal, (goal.budget_bytes,), progress)
     if isinstance(planned, InfeasibleError):
         raise planned

@@ -336,8 +336,9 @@ class Search:
     def _infeasible(
         self, goal: Goal, baselines: Mapping[str, Simulation], owns: Sequence[Candidate]
     ) -> InfeasibleError:
-        """What the smallest budget would be: the verified peak of the plan with the least memory, or of a baseline that no
-        plan can express. `owns`: the job's own ways of checkpointing that are plans.
+        """What the smallest budget would be: the least verified peak, that of recomputing everything among them, or of a
+        baseline that no plan can express. Plans that keep more may reserve a little less, as its holes are the allocator's:
+        it is the smallest that was found. `owns`: the job's own ways of checkpointing that are plans.
         """
         kind = goal.budget_kind
         plan = self._planner.smallest() if self._mixes is None else self._mixes.smallest(goal)
@@ -351,7 +352,7 @@ class Search:
         report = smallest.memory.peak()
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least
-        hint = f"the smallest budget that works is {format_enough_bytes(least)}"
+        hint = f"the smallest budget found to work is {format_enough_bytes(least)}"
         plain_bytes = baselines["none"].peak_bytes(kind) if "none" in baselines else least
         if plain_bytes < min(own_bytes, least):  # it recomputes by itself, what its plans do once more
             hint = f"the step without a plan needs {format_enough_bytes(plain_bytes)}, and every plan more"

@@ -25,7 +25,7 @@ from autosac.quantities import parse_bytes
 
 _ROWS, _LENGTH, _SAMPLES = 32, 32, 800
 _STEPS = 2
-_SMALLEST = re.compile(r"smallest budget that works is ([0-9.]+ [KMG]iB)")
+_SMALLEST = re.compile(r"smallest budget found to work is ([0-9.]+ [KMG]iB)")
 _ROUNDED = 1.005  # budgets in messages are rounded
 
 

@@ -72,7 +72,7 @@ def test_a_budget_that_nothing_meets_is_a_row(write_suite: Write, capfd: pytest.
     """The other policies are still shown; the row says the smallest budget that works."""
     (none, ilp) = run(write_suite(budgets=["100KiB"], policies=["none", "ilp"]), capfd)["rows"]
     assert none["error"] == "" and ilp["step_ms"] is None
-    assert "the smallest budget that works is" in ilp["error"]
+    assert "the smallest budget found to work is" in ilp["error"]
 
 
 def test_the_documentation_page(write_suite: Write, capfd: pytest.CaptureFixture[str]) -> None:

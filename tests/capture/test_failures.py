@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autosac.capture.failures import capture_error
 from autosac.errors import PlanError
@@ -120,6 +122,37 @@ def test_other_operators_in_a_recomputation_than_in_the_forward() -> None:
     told = str(capture_error(error, "training step 1"))
     assert told.startswith(f"training step 1: this torch ({torch.__version__}) cannot train the job: in a module that")
     assert "or use a plan of AutoSAC" in told and "\n" not in told
+
+
+def test_results_of_other_operators_in_a_recomputation() -> None:
+    """Where a recomputation runs fewer operators of a kind than the forward, PyTorch gives one what it saved of another: the
+    error that the wrong result causes is told as what it is. One that the forward raises is not.
+    """
+    copy = torch.ops.aten._to_copy.default
+
+    def policy(_: Any, operator: Any, *__: Any, **settings: Any) -> CheckpointPolicy:
+        whole = operator is copy and settings.get("dtype") is torch.int64
+        return CheckpointPolicy.MUST_SAVE if whole else CheckpointPolicy.PREFER_RECOMPUTE
+
+    runs: list[None] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        runs.append(None)
+        if len(runs) == 1:
+            x.detach().to(torch.int64)
+        return x.to(torch.float64).sin()
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="not support dtype: Long") as raised:
+        checkpoint(forward, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    told = str(capture_error(raised.value, "training step 1"))
+    assert told.startswith(f"training step 1: this torch ({torch.__version__}) cannot train the job: in a module that")
+    assert "or use a plan of AutoSAC" in told and "\n" not in told
+
+    with pytest.raises(RuntimeError) as raised:
+        checkpoint(lambda x: x @ torch.ones(3), x, use_reentrant=False, context_fn=contexts)
+    assert "selectively" not in str(capture_error(raised.value, "training step 1"))
 
 
 def test_schedules_that_keep_the_graphs_of_compiled_code() -> None:

@@ -82,5 +82,5 @@ def test_modules_that_run_again_within_a_checkpointed_one() -> None:
         model = nn.Sequential(Reversible(), nn.Linear(8, 8)).to(device)
         return model, lambda: model(torch.ones(4096, 8, device=device)).sum().backward()
 
-    with pytest.raises(autosac.InfeasibleError, match="the smallest budget that works is"):
+    with pytest.raises(autosac.InfeasibleError, match="the smallest budget found to work is"):
         autosac.plan(make_step, budget=2**20, budget_kind="active")

@@ -63,7 +63,7 @@ def test_a_budget_that_cannot_be_met(autosac: Run, job_file: str, tmp_path: Path
     path = tmp_path / "plan.json"
     ran = autosac("plan", job_file, *GPU, "--quiet", "--budget", "300MiB", "-o", path)
     assert ran.code == 1 and ran.out == "" and not path.exists()
-    assert "the smallest budget that works is" in ran.err and ran.err.count("\n") == 1
+    assert "the smallest budget found to work is" in ran.err and ran.err.count("\n") == 1
 
 
 def test_pictures_and_exports(autosac: Run, job_file: str, tmp_path: Path) -> None:
@@ -220,4 +220,4 @@ def test_no_plan_loses_to_the_jobs_own_full_checkpointing(autosac: Run, job_file
         apply(nn.Linear(1, 1), plan)
 
     refused = autosac("plan", job_file, *GPU, "--budget", "171.9MiB", *small)
-    assert refused.code == 1 and "the smallest budget that works is 172.0 MiB" in refused.err
+    assert refused.code == 1 and "the smallest budget found to work is 172.0 MiB" in refused.err

@@ -378,6 +378,6 @@ def test_the_jobs_own_checkpointing_is_the_smallest_budget_that_works() -> None:
     fake.own_ways = ("full",)
     baselines = {"full": quick(fake, 8.0, 900.0)}
     fake.mirror = lambda _: fake.plan(10.0)  # type: ignore[method-assign]
-    with pytest.raises(InfeasibleError, match=r"the smallest budget that works is 8\.00 GiB"):
+    with pytest.raises(InfeasibleError, match=r"the smallest budget found to work is 8\.00 GiB"):
         search(fake, 7.0, baselines)
     assert search(fake, 8.0, baselines) is baselines["full"]

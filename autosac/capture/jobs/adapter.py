@@ -17,7 +17,7 @@ Attributes: TypeAlias = "dict[str, Any]"
 
 class JobDescription(NamedTuple):
     """What a job's configuration says of its model and checkpointing, for the trace's info. `validates`: its validation is
-    left out. `own`: the checkpointing that it asks for by itself, whatever is captured.
+    left out. `own`: the checkpointing that it asks for by itself, whatever is captured. `notes`: what else the report says.
     """
 
     model: str
@@ -27,6 +27,7 @@ class JobDescription(NamedTuple):
     loss_chunks: int = 1
     validates: bool = False
     own: str = "none"
+    notes: tuple[str, ...] = ()
 
 
 def planned_by_itself(plan: str) -> UsageError:

@@ -172,7 +172,7 @@ def _info(
         job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,
         compiled=compiles_model(settings),
-        notes=notes_of(config, settings, job.validates),
+        notes=(*notes_of(config, settings, job.validates), *job.notes),
         world_size=request.world_size,
         rank=request.rank,
         gpu=request.gpu.name,

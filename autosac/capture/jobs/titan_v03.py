@@ -17,6 +17,7 @@ from autosac.capture.failures import one_line
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform, planned_by_itself
 from autosac.capture.jobs.layers import config_attributes
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
+from autosac.capture.jobs.titan_pictures import PictureLoader, PictureTokenizer, has_pictures, picture_note
 from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
@@ -45,8 +46,12 @@ class TitanV03:
         self._own = _name_of(config.activation_checkpoint)
         config.activation_checkpoint = _checkpointing(config.activation_checkpoint, request)
         vocabulary_size = getattr(config.model_spec.model, "vocab_size", 2048)
-        config.tokenizer = _Tokenizer.Config(vocabulary_size=vocabulary_size)
-        config.dataloader = _Loader.Config(vocabulary_size=vocabulary_size)
+        if has_pictures(config.dataloader):
+            config.tokenizer = PictureTokenizer.Config(vocabulary_size=vocabulary_size)
+            config.dataloader = PictureLoader.Config(job=config.dataloader)
+        else:
+            config.tokenizer = _Tokenizer.Config(vocabulary_size=vocabulary_size)
+            config.dataloader = _Loader.Config(vocabulary_size=vocabulary_size)
         config.comm.mode = "fake_backend"
         config.debug.seed = 0
         config.training.steps = 1000
@@ -99,7 +104,8 @@ class TitanV03:
 
     def describe(self, config: Any) -> JobDescription:
         """By the class of the policy. TorchTitan 0.3 never lets recomputation stop early."""
-        policy = config.activation_checkpoint
+        policy, data = config.activation_checkpoint, config.dataloader
+        pictures = isinstance(data, PictureLoader.Config)
         return JobDescription(
             model=f"{config.model_spec.name} {config.model_spec.flavor}",
             checkpointing=_name_of(policy),
@@ -108,6 +114,7 @@ class TitanV03:
             loss_chunks=1,
             validates=self._validates,
             own=self._own,
+            notes=(picture_note(data.job, config.training.seq_len),) if pictures else (),
         )
 
 
