@@ -37,8 +37,8 @@ from autosac.integrations.recompute.offload import Offloader
 from autosac.integrations.recompute.policy import PlanMismatchWarning, UnitDecisions
 from autosac.integrations.recompute.sharding import Gathering
 from autosac.integrations.recompute.tape import RecordingMode, Tape
-from autosac.integrations.recompute.units import UnitModule, become, is_transformed
-from autosac.plans import Plan, Settings, Unit
+from autosac.integrations.recompute.units import UnitModule, become, is_transformed, new
+from autosac.plans import Decision, Plan, Settings, Unit
 
 __all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check", "switch"]
 
@@ -279,6 +279,10 @@ def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwarg
 
 def _checkpointing(unit: Unit, settings: Settings, offloads: bool) -> _Checkpointing:
     return _Checkpointing(unit, settings, Offloader() if offloads else None)
+
+
+# A model that was saved whole under its plan can be loaded by whoever allows the model's own classes (`weights_only`).
+torch.serialization.add_safe_globals([Checkpointed, Decision, Settings, Unit, _checkpointing, new])
 
 
 def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:
