@@ -30,7 +30,7 @@ from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import clean_name, find_module, is_compiled, parameters_of, unwrapped
 from autosac.integrations.partitioner import last_traced, save_what_changes
-from autosac.integrations.recompute import compiled_classes, compiled_parts, transforms
+from autosac.integrations.recompute import compiled_classes, compiled_parts, constructors, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
 from autosac.integrations.recompute.offload import Offloader
@@ -184,6 +184,7 @@ class _Checkpointing:
             quiet_hooks(module)
             compiled_parts.prepare(module)
             transforms.prepare()
+            constructors.prepare()
         self.forwards += 1
         tape = Tape(self.policy, self._offloader, forward=self.forwards, audited=self.forwards <= AUDITED_FORWARDS)
         tape.gathering = Gathering(module)

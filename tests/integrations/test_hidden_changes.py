@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import CausalBias, causal_upper_left
 
 from autosac.integrations.apply import RecomputationError, apply
 
@@ -236,3 +237,25 @@ def test_a_changed_custom_result_cannot_be_made_again(lab: Any) -> None:
         RecomputationError, match=r"the operator autosac_test\.copy\.default returned, which cannot run"
     ):
         model(x).sum().backward()
+
+
+class Biased(Hidden):
+    """Attention with a mask that is a subclass of Tensor, made from two sizes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        q, bias = torch.sin(x * self.shift)[None], causal_upper_left(len(x), len(x))
+        assert type(bias) is CausalBias
+        return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=bias)[0]
+
+
+def test_tensors_of_subclasses_that_are_made_from_sizes(lab: Any) -> None:
+    """PyTorch makes none under a dispatch mode. Under a plan they are made, and the gradient is the one without a plan."""
+    x = torch.randn(2, 4)
+    plain = Biased()
+    plain(x).sum().backward()
+    model = nn.Sequential()
+    model.add_module("body", Biased())
+    model = apply(model, lab.plan_for(model, {"body": ()}))
+    model(x).sum().backward()
+    assert torch.equal(model.body.shift.grad, plain.shift.grad)
