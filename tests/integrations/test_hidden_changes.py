@@ -259,3 +259,32 @@ def test_tensors_of_subclasses_that_are_made_from_sizes(lab: Any) -> None:
     model = apply(model, lab.plan_for(model, {"body": ()}))
     model(x).sum().backward()
     assert torch.equal(model.body.shift.grad, plain.shift.grad)
+
+
+class Discarding(Hidden):
+    """Frees the memory of a result that it has saved, and fills it when its gradient is needed, as Megatron-Core does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        h = x * self.shift
+        y = torch.sin(h)
+        z = y * y
+        y.untyped_storage().resize_(0)
+
+        def refill(_: torch.Tensor) -> None:
+            y.untyped_storage().resize_(h.untyped_storage().nbytes())
+            y.data.copy_(torch.sin(h.detach()))
+
+        z.register_hook(refill)
+        return torch.exp(z) * 2
+
+
+@pytest.mark.parametrize("keep", [(), {"aten.sin.default"}])
+def test_a_result_whose_memory_is_freed_is_made_again(lab: Any, keep: Any) -> None:
+    """It was kept, and is empty when the exponential is asked for: the gradient is the one without a plan."""
+    x = torch.randn(2, 4)
+    plain = Discarding()
+    plain(x).sum().backward()
+    model = under(lab, Discarding(), x, keep)
+    model(x).sum().backward()
+    assert torch.equal(model.body.shift.grad, plain.shift.grad)
