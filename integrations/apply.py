@@ -30,15 +30,15 @@ from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import clean_name, find_module, is_compiled, parameters_of, unwrapped
 from autosac.integrations.partitioner import last_traced, save_what_changes
-from autosac.integrations.recompute import compiled_classes, compiled_parts, transforms
+from autosac.integrations.recompute import compiled_classes, compiled_parts, constructors, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
 from autosac.integrations.recompute.entries import RecomputationError
 from autosac.integrations.recompute.offload import Offloader
 from autosac.integrations.recompute.policy import PlanMismatchWarning, UnitDecisions
 from autosac.integrations.recompute.sharding import Gathering
 from autosac.integrations.recompute.tape import RecordingMode, Tape
-from autosac.integrations.recompute.units import UnitModule, become, is_transformed
-from autosac.plans import Plan, Settings, Unit
+from autosac.integrations.recompute.units import UnitModule, become, is_transformed, new
+from autosac.plans import Decision, Plan, Settings, Unit
 
 __all__ = ["PlanMismatchWarning", "RecomputationError", "apply", "check", "switch"]
 
@@ -184,6 +184,7 @@ class _Checkpointing:
             quiet_hooks(module)
             compiled_parts.prepare(module)
             transforms.prepare()
+            constructors.prepare()
         self.forwards += 1
         tape = Tape(self.policy, self._offloader, forward=self.forwards, audited=self.forwards <= AUDITED_FORWARDS)
         tape.gathering = Gathering(module)
@@ -279,6 +280,10 @@ def _within_budget(budget: str, forward: Callable[..., Any], *args: Any, **kwarg
 
 def _checkpointing(unit: Unit, settings: Settings, offloads: bool) -> _Checkpointing:
     return _Checkpointing(unit, settings, Offloader() if offloads else None)
+
+
+# A model that was saved whole under its plan can be loaded by whoever allows the model's own classes (`weights_only`).
+torch.serialization.add_safe_globals([Checkpointed, Decision, Settings, Unit, _checkpointing, new])
 
 
 def check(model: nn.Module, plan: Plan) -> list[tuple[Unit, nn.Module]]:

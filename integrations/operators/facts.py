@@ -15,6 +15,27 @@ _ALLOCATING = frozenset(
     f"aten.{name}"
     for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 )
+# In place, without reading what was there. (Random operators do not, either.)
+_OVERWRITING = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_foreach_copy_",
+        "_foreach_zero_",
+        "_resize_output_",
+        "copy_",
+        "fill_",
+        "index_copy_",
+        "index_fill_",
+        "index_put_",
+        "masked_fill_",
+        "masked_scatter_",
+        "resize_",
+        "resize_as_",
+        "scatter_",
+        "set_",
+        "zero_",
+    )
+)
 _known: dict[int, Facts] = {}
 
 
@@ -23,7 +44,8 @@ class Facts:
     """One operator (`func`). `is_passed`: nothing has to be noted of it (views, detach, metadata, profiler calls).
 
     `only_allocates`: the content of what it returns means nothing.
-    `only_changes`: all that it returns is what it changed. The others are those of `keys` and `effects`.
+    `only_changes`: all that it returns is what it changed. `overwrites`: it does not read what it changes. The others are
+    those of `keys` and `effects`.
     """
 
     func: Any
@@ -33,6 +55,7 @@ class Facts:
     only_metadata: bool = False
     only_allocates: bool = False
     only_changes: bool = False
+    overwrites: bool = False
     may_write: bool = False
     may_draw: bool = False
     is_foreign: bool = False
@@ -64,6 +87,9 @@ def _found(func: Any) -> Facts:
         only_metadata=only_metadata(func),
         only_allocates=op_name(func).rpartition(".")[0] in _ALLOCATING,
         only_changes=schema is not None and all(r.alias_info is not None and r.alias_info.is_write for r in returns),
+        overwrites=op_name(func).rpartition(".")[0] in _OVERWRITING
+        or is_tagged_random(func)
+        or (schema is not None and any(a.is_out for a in schema.arguments)),
         may_write=may_write(func),
         may_draw=is_tagged_random(func),
         is_foreign=is_foreign(func),

@@ -30,7 +30,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
             inner = module._checkpoint_wrapped_module
         elif is_compiled(module):
             inner = module._orig_mod
-        elif isinstance(module, nn.parallel.DistributedDataParallel):
+        elif isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             inner = module.module
         elif type(module).__name__ == "_FabricModule":
             inner = module._forward_module

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autosac.errors import AutosacError
 from autosac.integrations.operators.facts import Facts
 from autosac.integrations.recompute import witness
 from autosac.integrations.recompute.generators import GeneratorStates
-from autosac.integrations.recompute.memories import View, Wrapped, counter_of, version_of
+from autosac.integrations.recompute.memories import View, Wrapped, alias, counter_of, looked_at, version_of
 from autosac.plans import OutputMetadata
 
 if TYPE_CHECKING:
@@ -110,6 +111,15 @@ class Holder:
         self.value: torch.Tensor | None = None
         self.given: tuple[int, int | None] | None = None
         self.held: Held | None = None
+
+    def is_changed(self, tensor: torch.Tensor) -> bool:
+        """Whether the memory that `tensor` looks at has another content now than what was saved of it. It says no where it
+        does not know.
+        """
+        if self.witness is None or type(self.view) is not View:
+            return False
+        with _disable_current_modes(), torch.no_grad():
+            return witness.differs(looked_at(alias(tensor), self.view), self.witness)
 
     def give(self) -> torch.Tensor:
         """The recomputed tensor. It is let go, but for functions of the user's own: they may read it several times."""

@@ -107,10 +107,10 @@ class Memory:
         self.external = external
 
     def filled_unseen(self) -> None:
-        """Nobody has written to this memory, and yet it is read: from now on it is external."""
-        assert self.blank is not None
-        self.external, self.version, self.blank = self.blank, version_of(self.blank), None
-        self.writers[0] = -1
+        """It is read: if nobody has written to it, it is external from now on."""
+        if self.blank is not None:
+            self.external, self.version, self.blank = self.blank, version_of(self.blank), None
+            self.writers[0] = -1
 
     @property
     def is_written(self) -> bool:

@@ -127,6 +127,8 @@ def is_kept(memory: Memory, epoch: int) -> bool:
         return False
     if isinstance(memory.kept, Parcel):
         return not memory.kept.is_changed()
+    if is_empty(memory.kept):  # its owner has let go of the memory itself, as Megatron-Core's discarded outputs
+        return False
     return memory.kept_version is None or version_of(memory.kept) == memory.kept_version
 
 

@@ -124,6 +124,8 @@ class Tape:
             if memory.holders is None:
                 memory.holders = [reference]
             else:
+                if memory.kept is None and type(view) is View:
+                    self._look_again(tensor, memory.holders[-1]())
                 memory.holders.append(reference)
         return holder
 
@@ -159,8 +161,7 @@ class Tape:
             if number is None:
                 return None
             memory = self.memories[number]
-            if memory.blank is not None:
-                memory.filled_unseen()
+            memory.filled_unseen()
             return view_of(tensor, number, memory) if memory.external is None else None
         names, context = tensor.__tensor_flatten__()
         parts = [getattr(tensor, name) for name in names]
@@ -204,6 +205,8 @@ class Tape:
         entry.changed = self._changed(written)
         # What is changed, and nothing else made of it, is read only to be changed.
         only = {number for number, _ in entry.changed} if entry.facts.only_changes else ()
+        for number in () if entry.facts.overwrites else only:
+            self.memories[number].filled_unseen()
         for view in entry.reads:
             if view.memory not in only:
                 self._is_read(view, written={number for number, _ in entry.changed})
@@ -372,11 +375,21 @@ class Tape:
         if memory.external is not None and memory.epoch:
             memory.version = version_of(memory.external)  # for a derivative that the module takes before it ends
         elif memory.external is not None and version_of(memory.external) != memory.version:
-            raise RecomputationError(
-                f"the module {self.fqn} reads a tensor ({tensor.dtype} {list(tensor.shape)}) before and after it is "
-                "changed out of sight of the module's operators: leave the module out of the plan"
-            )
+            self._changed_unseen(tensor)
+        elif memory.holders and memory.kept is None:
+            self._look_again(tensor, memory.holders[-1]())
         return view
+
+    def _look_again(self, tensor: torch.Tensor, saved: Holder | None) -> None:
+        """RecomputationError if what was saved of the tensor's memory is not on it any more: autograd would see the change."""
+        if saved is not None and saved.is_changed(tensor):
+            self._changed_unseen(tensor)
+
+    def _changed_unseen(self, tensor: torch.Tensor) -> None:
+        raise RecomputationError(
+            f"the module {self.fqn} reads a tensor ({tensor.dtype} {list(tensor.shape)}) before and after it is "
+            "changed out of sight of the module's operators: leave the module out of the plan"
+        )
 
     def gather(self, parameter: torch.Tensor) -> bool:
         """Fill a parameter that FSDP has let go of; False if that cannot be done."""

@@ -49,7 +49,7 @@ class UnitModule(nn.Module):
         if isinstance(found, str) or found[0].__name__ != "__newobj__" or len(found[1]) != 1:
             return found
         kind, original = type(self).__bases__[:2]
-        return (_new, (kind, original, self._autosac_variant), *found[2:])
+        return (new, (kind, original, self._autosac_variant), *found[2:])
 
     def original_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The forward that the module had; a forward that was set on the object itself comes first."""
@@ -105,6 +105,7 @@ def subclass(kind: type[UnitModule], original: type, variant: str = "", own: Any
         create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
         made = _made[key] = create.__new__(meta, original.__name__, (kind, original), body)
         _originals[made] = original
+        torch.serialization.add_safe_globals([(made, f"{__name__}.{len(_made)}")])  # to load it, `original` must be one
     return made
 
 
@@ -162,7 +163,8 @@ def _with_own_code(function: Any, is_variant: bool) -> Any:
     return own
 
 
-def _new(kind: type[UnitModule], original: type, variant: str = "") -> nn.Module:
+def new(kind: type[UnitModule], original: type, variant: str = "") -> nn.Module:
+    """A unit without its state, which whoever unpickles it sets."""
     made: nn.Module = nn.Module.__new__(subclass(kind, original, variant))
     return made
 

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import causal_upper_left
 
 from autosac.capture.jobs.eager import EagerRequest, capture_eager
 from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.estimator import load_hardware, price
+from autosac.trace import Op
 
 
 def children() -> set[int]:
@@ -57,6 +59,18 @@ def line_of(text: str) -> str:
     here = Path(__file__)
     lines = here.read_text().splitlines()
     return f"{here.parts[-2]}/{here.name}:{1 + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def test_masks_that_are_made_from_sizes() -> None:
+    """PyTorch's masks for attention are a subclass of Tensor, which PyTorch cannot make from sizes under dispatch modes."""
+
+    def make_step(device: torch.device) -> Any:
+        q = torch.randn(1, 2, 8, 16, device=device)
+        return lambda: nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=causal_upper_left(8, 8))
+
+    trace = capture_eager(make_step, EagerRequest())
+    operators = [trace.signatures[event.signature].name for event in trace.events if type(event) is Op]
+    assert operators == ["aten._scaled_dot_product_efficient_attention.default"]
 
 
 def test_capture_leaves_the_caller_alone() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import CausalBias, causal_upper_left
 
 from autosac.integrations.apply import RecomputationError, apply
 
@@ -166,6 +167,52 @@ def test_memory_that_is_written_out_of_sight(lab: Any, keep: Any) -> None:
     assert torch.equal(model.body.shift.grad, 2 * (torch.full((4,), 2.0).cos() * 2))
 
 
+class Scaled(Hidden):
+    """Changes that memory in place before anything else reads it, as `torch.quasirandom` does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        out = torch.empty_like(x)
+        out.numpy()[:] = 2
+        return torch.sin(out.mul_(3) * self.shift)
+
+
+@pytest.mark.parametrize("keep", [(), {"aten.empty_like.default"}])
+def test_memory_that_is_written_out_of_sight_and_then_in_sight(lab: Any, keep: Any) -> None:
+    """The change reads what was written: sin 6 s has the derivative 6 cos 6 s."""
+    x = torch.zeros(2, 4)
+    model = under(lab, Scaled(), x, keep)
+    model(x).sum().backward()
+    assert torch.equal(model.body.shift.grad, torch.full((4,), 6.0).cos() * 12)
+
+
+class Saving(Hidden):
+    """Changes with numpy what it has saved: autograd sees the change, a recomputation would not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        h = x * self.shift
+        early = torch.sin(h)
+        h.detach().numpy()[:] = 0
+        return early + (torch.cos(h) if x.shape[0] > 1 else h)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_saved_result_that_is_changed_out_of_sight(lab: Any, rows: int) -> None:
+    """Nobody holds it when the backward begins, and yet the change is noticed where it is read, or saved, again. The plan that
+    keeps it gives what autograd gives: 1 + cos 0, or cos 0 for each of two rows.
+    """
+    x = torch.ones(rows, 4)
+    model = under(lab, Saving(), x)
+    with pytest.raises(
+        RecomputationError, match=r"the module body reads a tensor .* before and after it is changed out of"
+    ):
+        model(x)
+    kept = under(lab, Saving(), x, {"aten.mul.Tensor"})
+    kept(x).sum().backward()
+    assert torch.equal(kept.body.shift.grad, torch.full((4,), 2.0))
+
+
 def test_a_changed_custom_result_cannot_be_made_again(lab: Any) -> None:
     """A custom operator's result that is changed in place after it was read: its first content is nowhere."""
 
@@ -190,3 +237,54 @@ def test_a_changed_custom_result_cannot_be_made_again(lab: Any) -> None:
         RecomputationError, match=r"the operator autosac_test\.copy\.default returned, which cannot run"
     ):
         model(x).sum().backward()
+
+
+class Biased(Hidden):
+    """Attention with a mask that is a subclass of Tensor, made from two sizes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        q, bias = torch.sin(x * self.shift)[None], causal_upper_left(len(x), len(x))
+        assert type(bias) is CausalBias
+        return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=bias)[0]
+
+
+def test_tensors_of_subclasses_that_are_made_from_sizes(lab: Any) -> None:
+    """PyTorch makes none under a dispatch mode. Under a plan they are made, and the gradient is the one without a plan."""
+    x = torch.randn(2, 4)
+    plain = Biased()
+    plain(x).sum().backward()
+    model = nn.Sequential()
+    model.add_module("body", Biased())
+    model = apply(model, lab.plan_for(model, {"body": ()}))
+    model(x).sum().backward()
+    assert torch.equal(model.body.shift.grad, plain.shift.grad)
+
+
+class Discarding(Hidden):
+    """Frees the memory of a result that it has saved, and fills it when its gradient is needed, as Megatron-Core does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        h = x * self.shift
+        y = torch.sin(h)
+        z = y * y
+        y.untyped_storage().resize_(0)
+
+        def refill(_: torch.Tensor) -> None:
+            y.untyped_storage().resize_(h.untyped_storage().nbytes())
+            y.data.copy_(torch.sin(h.detach()))
+
+        z.register_hook(refill)
+        return torch.exp(z) * 2
+
+
+@pytest.mark.parametrize("keep", [(), {"aten.sin.default"}])
+def test_a_result_whose_memory_is_freed_is_made_again(lab: Any, keep: Any) -> None:
+    """It was kept, and is empty when the exponential is asked for: the gradient is the one without a plan."""
+    x = torch.randn(2, 4)
+    plain = Discarding()
+    plain(x).sum().backward()
+    model = under(lab, Discarding(), x, keep)
+    model(x).sum().backward()
+    assert torch.equal(model.body.shift.grad, plain.shift.grad)

@@ -80,9 +80,11 @@ def test_a_unit_is_the_same_object_of_its_class(lab: Any, x: torch.Tensor) -> No
     assert repr(model) == repr(nn.Sequential(Body()))
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save", "weights_only"])
 def test_copies_are_units_too(lab: Any, x: torch.Tensor, how: str) -> None:
-    """Copied, pickled and saved with torch.save: the copy has parameters of its own, and obeys the plan."""
+    """Copied, pickled, saved with torch.save and loaded by whoever allows the model's own classes: the copy has parameters
+    of its own, and obeys the plan.
+    """
     model = planned(lab, nn.Sequential(Body()), x)
     wanted = gradients(model, x)
     if how == "deepcopy":
@@ -93,7 +95,9 @@ def test_copies_are_units_too(lab: Any, x: torch.Tensor, how: str) -> None:
         file = io.BytesIO()
         torch.save(model, file)
         file.seek(0)
-        other = torch.load(file, weights_only=False)
+        classes = [nn.Sequential, nn.Linear, Body]
+        with torch.serialization.safe_globals(classes if how == "weights_only" else []):
+            other = torch.load(file, weights_only=how == "weights_only")
     assert type(other[0]) is type(model[0]) and other[0].linear.weight is not model[0].linear.weight
     with lab.counting(other, ["0"]) as ran:
         assert lab.same(gradients(other, x), wanted)

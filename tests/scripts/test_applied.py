@@ -47,6 +47,9 @@ if device == "cpu":
 PARAMETRIZED = TRAINING.replace(
     "nn.Conv2d(16, 16, 3, padding=1)", "spectral_norm(nn.Conv2d(16, 16, 3, padding=1))"
 ).replace("class Block", "from torch.nn.utils.parametrizations import spectral_norm\n\nclass Block")
+PARALLEL = TRAINING.replace("# apply the plan\n", "# apply the plan\nparallel = nn.DataParallel(model)\n").replace(
+    "model(images)", "parallel(images)"
+)
 LEAST_MORE_MS = 0.1
 
 
@@ -58,10 +61,11 @@ def _trained(source: str) -> list[str]:
     ).stdout.splitlines()
 
 
-@pytest.mark.parametrize("training", [TRAINING, PARAMETRIZED], ids=["plain", "parametrized"])
+@pytest.mark.parametrize("training", [TRAINING, PARAMETRIZED, PARALLEL], ids=["plain", "parametrized", "parallel"])
 def test_a_script_that_applies_its_plan(run: Any, training: str) -> None:
     """It is the step that the plan promises, what its units cost the host included; and really trained on the CPU its losses,
-    gradients and buffers are the same to the bit. Parametrizations are tried while modules are made.
+    gradients and buffers are the same to the bit. Parametrizations are tried while modules are made; a plan is applied
+    before DataParallel.
     """
     applied = training.replace("# apply the plan", 'import autosac; model = autosac.apply(model, "plan.json")')
     ended = run(training, "--plan", "82MiB", "-o", "plan.json", "--quiet")

@@ -87,6 +87,8 @@ class ScriptSteps:
         self._listener = listener
         self._period = period
         self._learns = period == 1 and not marker
+        self._by_hand = 0  # steps that ended where parameters changed, before an optimizer was seen: parts of one
+        self._has_changed = False  # a parameter, since the last backward
         self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: torch.optim.Optimizer | None = None
@@ -113,7 +115,7 @@ class ScriptSteps:
     @property
     def kept(self) -> int:
         """The step that is the first like all that follow, as far as is known."""
-        return self.warm_up + (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated
+        return self.warm_up + (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated + self._by_hand
 
     def finish(self) -> None:
         """The script has ended: the last step is complete if its optimizer has stepped."""
@@ -174,11 +176,12 @@ class ScriptSteps:
     def differentiated(self) -> None:
         """A backward has run, or would have."""
         self._has_gradients = self._has_run_backward = True
+        self._has_changed = False
 
     def _before(self, optimizer: torch.optim.Optimizer) -> None:
         self._updating += 1
         if self._first is None:
-            self._first = optimizer
+            self._first, self._by_hand, self._calls = optimizer, self.complete, 0
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         self._updating = max(0, self._updating - 1)
@@ -304,8 +307,9 @@ class ScriptSteps:
 
     def _look_for_updates(self, func: Any, args: Any) -> None:
         """Without an optimizer: a step is over when a parameter changes after a backward."""
-        if self._has_gradients and args and mutates(func) and self._is_parameter(args[0]):
-            self._has_gradients = False
+        is_open = self._has_gradients and not self._has_changed
+        if is_open and args and mutates(func) and self._is_parameter(args[0]):
+            self._has_changed = True
             self._stepped()
 
     def _is_parameter(self, written: Any) -> bool:

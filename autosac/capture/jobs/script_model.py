@@ -1,8 +1,8 @@
 """The model of a script, found before the script wraps it: where a plan has to be applied.
 
-Nobody says what the model is, either. A module that is about to be wrapped (DDP, FSDP, `fully_shard`, `torch.compile`), or
-else the first module that is called to be trained, belongs to it; the model is the module around all of these. It is found
-before the call begins: a module that is called by itself follows its plan from the first call on.
+Nobody says what the model is, either. A module that is about to be wrapped (DDP, DataParallel, FSDP, `fully_shard`,
+`torch.compile`), or else the first module that is called to be trained, belongs to it; the model is the module around all of
+these. It is found before the call begins: a module that is called by itself follows its plan from the first call on.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class ModelFinder:
         """Meet modules where they are wrapped."""
         self._meet_before(torch, "compile", identity=not self._compiles)
         self._meet_before(nn.Module, "compile", identity=not self._compiles)
+        self._meet_before(nn.DataParallel, "__init__", position=1)
         if not dist.is_available():
             return
         import torch.distributed.fsdp as fsdp

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches.registry import Patched, patch
+from autosac.integrations.recompute.constructors import prepare
 
 
 @patch(
@@ -27,6 +28,14 @@ def storage_resize(capture: Patched) -> None:
         return result
 
     storage.resize_ = resize_
+
+
+@patch(
+    "torch:Tensor.__new__",
+)
+def constructors(_: Patched) -> None:
+    """A subclass's inherited constructor that is given sizes fails under modes."""
+    prepare()
 
 
 def exchange(t1: torch.Tensor, t2: torch.Tensor) -> None:
