@@ -29,7 +29,7 @@ class TapeEntry:
 
     `key` is (operator, occurrence) for reports, `place` whatever an observer wants to have back with the recomputation;
     `dtype` is what factories make, and numbers become, without a dtype. `with_gradients`: whether they were enabled, which
-    some kernels ask. `changed`: the memories that it is changing.
+    some kernels ask. `changed`: the memories that it is changing. `flags`: PyTorch's switches, where the unit has set some.
     """
 
     changed: Sequence[tuple[int, torch.Tensor]] = ()
@@ -37,6 +37,7 @@ class TapeEntry:
     outputs: tuple[int, ...] = ()
     random: GeneratorStates | None = None
     place: Any = None
+    flags: tuple[Any, ...] | None = None
     is_forced = False
 
     def __init__(

@@ -1,15 +1,18 @@
-"""PyTorch's global switches that decide bits: a unit's recomputation runs under those of its forward, and outside of the
-function transforms around its backward.
+"""PyTorch's global switches that decide bits: each operator of a unit's recomputation runs under those of its forward, and
+outside of the function transforms around its backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+if TYPE_CHECKING:
+    from autosac.integrations.recompute.policy import UnitDecisions
 
 
 class _Switch(NamedTuple):
@@ -69,6 +72,34 @@ _SWITCHES = (
 def present() -> tuple[Any, ...]:
     """How all switches are now."""
     return tuple(switch.read() for switch in _SWITCHES)
+
+
+def change(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
+    """Set the switches that are `now` as they are wanted."""
+    for switch, value, other in zip(_SWITCHES, now, wanted, strict=True):
+        if value != other:
+            switch.write(other)
+
+
+class Course:
+    """The switches in the course of a unit's forward. `before`: those with which it began.
+
+    Reading them takes as long as a tenth of an operator. So they are read before every operator of the first forwards
+    (`audited`), and from then on if the unit has been seen to set some itself (`sets_switches` of what its forwards share).
+    """
+
+    def __init__(self, policy: UnitDecisions, *, audited: bool) -> None:
+        self.before = present()
+        self._policy = policy
+        self._is_read = audited or policy.sets_switches
+
+    def inside(self) -> tuple[Any, ...] | None:
+        """The switches now, if the unit has set any of them."""
+        now = present() if self._is_read else self.before
+        if now == self.before:
+            return None
+        self._policy.sets_switches = True
+        return now
 
 
 @contextmanager

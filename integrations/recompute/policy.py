@@ -27,6 +27,7 @@ class UnitDecisions:
             self._by_name.setdefault(decision.op, []).append(decision)
         self._by_facts: dict[Facts, list[Decision]] = {}
         self._warned = False
+        self.sets_switches = False  # the module, inside its forward (`flags`)
 
     def decisions(self, facts: Facts) -> list[Decision]:
         """The decisions about this operator, by occurrence."""

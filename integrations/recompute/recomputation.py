@@ -146,6 +146,7 @@ class _Recomputation:
         self._saved: dict[SavedInPart, torch.Tensor] = {}
         self._is_compared = any(holder.witness is not None for holder in self._holders)
         self._undefined: set[int] = set()  # memories that no kernel has written, if anything is compared
+        self._flags = tape.flags.before
         self._done = self._last_uses()
 
     def _last_uses(self) -> dict[int, list[int]]:
@@ -169,7 +170,7 @@ class _Recomputation:
         busy, tape.is_busy = tape.is_busy, True
         observer[0].begin(tape.fqn, tape.forward)
         try:
-            with flags.restored(tape.flags), flags.outside_transforms(), _bare():
+            with flags.restored(tape.flags.before), flags.outside_transforms(), _bare():
                 for position in self._order:
                     self._run(position, tape.entries[position])
                 observer[0].ran()
@@ -234,7 +235,11 @@ class _Recomputation:
         observer[0].operator(entry.place, entry.key)
         args = self._resolved(entry.args, entry.writes)
         kwargs = self._resolved(entry.kwargs, entry.writes) if entry.kwargs else entry.kwargs
-        if torch.get_default_dtype() is not entry.dtype:  # `flags.restored` sets it back
+        wanted = entry.flags or self._tape.flags.before
+        if wanted != self._flags:  # `flags.restored` sets them back
+            flags.change(self._flags, wanted)
+            self._flags = wanted
+        if torch.get_default_dtype() is not entry.dtype:
             torch.set_default_dtype(entry.dtype)
         if entry.random is not None:
             with entry.random.restored():

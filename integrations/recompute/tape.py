@@ -96,7 +96,7 @@ class Tape:
         self.part: CompiledPart | None = None  # the compiled module that is running
         self.offloader = offloader
         self.offloaded: list[Memory] = []
-        self.flags = flags.present()
+        self.flags = flags.Course(policy, audited=audited)
         self.gathering: Gathering | None = None
         self.launched: Counter[str] = Counter()  # Triton kernels, by name
         self.previous: weakref.ref[Any] | None = None
@@ -177,6 +177,7 @@ class Tape:
         reads: list[View] = []
         described = self._described(args, reads), self._described(kwargs, reads) if kwargs else kwargs
         entry = TapeEntry(func, facts, *described, reads, (facts.name, occurrence))
+        entry.flags = self.flags.inside()
         if facts.may_write:
             self._about_to_write(entry, args, kwargs)
         else:
