@@ -26,8 +26,8 @@ beside products is gone, were held out. IDLE is an estimate.
 
 Checked on an H200 (docs/h200.md): four steps of Llama's layers, of 280 to 370 ms, are right with these numbers, products that
 last as well. Copies alone draw more there (0.80 of the TDP, `memory_power` would be 0.55), and the clock follows the mix
-within 50 ms, not over a step. An A100 of 330 W has that 0.55, and nothing else that was fitted: ten published steps of
-TorchTitan are -3.0 to +2.3 % off, with 0.23 +1.0 to +8.9 %.
+within 50 ms, not over a step. That is 0.08 W for each GB/s; an A100's memory would draw 0.41 of its 400 W. With that, and
+nothing that was fitted, ten published steps of TorchTitan on A100s of 330 W are -1.3 to +4.7 % off (with 0.23 +1.0 to +8.9 %).
 """
 
 from __future__ import annotations
