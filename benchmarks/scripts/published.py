@@ -3,8 +3,8 @@
     python -m benchmarks.scripts.published (--truth DIR | --unseen) [--case E0266 ...]
 
 DIR holds ``other_published.csv``: Llama-3.2-1B of Hugging Face with cuDNN's attention (`llama_attention.py`), and MPTs under
-the first FSDP (`mpt_fsdp1.py`). ``--unseen``: other rows of MPT's page (``unseen_mpt.csv``), of which no fit has seen the
-times; they were chosen by size, length and GPU, before any was simulated. Rank 0 runs. Clocks that were locked are not: GPUs
+the first FSDP (`mpt_fsdp1.py`). ``--unseen``: other rows of MPT's page (``unseen_mpt.csv``), chosen by
+size, length and GPU before any was simulated. Rank 0 runs. Clocks that were locked are not: GPUs
 are simulated as they run by themselves.
 """
 
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--truth", type=truth_folder("truth"), help="folder of the published figures (CSV)")
-    source.add_argument("--unseen", action="store_true", help="rows of MPT's page that no fit has seen")
+    source.add_argument("--unseen", action="store_true", help="other rows of MPT's page")
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     options = parser.parse_args()
     print(HEADING)
