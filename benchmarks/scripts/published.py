@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,7 @@ _WIDTHS = {  # layers, width
     "MPT-30b": ("48", "7168"),
     "MPT-70b": ("80", "8192"),
 }
+_BACKEND = re.compile(r"SDPA backend=(\w+)")
 _NARROW_HEADS = ("MPT-125m", "MPT-350m")  # of 64
 _NODE = 8
 _LARGE = 128  # GPUs from which the page has a sweep with settings of its own
@@ -105,7 +107,8 @@ def _script(row: dict[str, str]) -> tuple[str, tuple[str, ...]]:
     """The script of a row, and its arguments."""
     sizes = ("--batch", row["local_batch"], "--length", row["seq_len"])
     if row["model"] not in _WIDTHS:
-        return "llama_attention.py", sizes
+        backend = _BACKEND.search(row["notes"])
+        return "llama_attention.py", (*sizes, "--backend", backend[1]) if backend else sizes
     layers, width = _WIDTHS[row["model"]]
     accumulation = int(row["global_batch"]) // (int(row["local_batch"]) * int(row["n_gpus"]))
     shape = ("--layers", layers, "--width", width, "--accumulation", str(accumulation))
