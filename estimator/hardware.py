@@ -70,7 +70,8 @@ class Hardware:
     were measured, by name. `power_limit_w`: the cap that the GPU runs under (`power.py`), 0 for that of the part, `tdp_w`.
     `product_power`: what matrix products in 8 and 16 bits alone would draw at the rates that the models know, relative to
     `tdp_w`; above 1 where these rates were measured in bursts. `memory_power`: what memory traffic draws of it, beside an idle
-    GPU.
+    GPU. `product_mhz`: the clock at which products in 8 and 16 bits run at the rates that the models know, 0 if nobody has
+    measured it; `locked_mhz`: the clock that the GPU is locked to, 0 for none.
     """
 
     name: str
@@ -109,6 +110,8 @@ class Hardware:
     power_limit_w: float = 0.0
     product_power: float = 1.0
     memory_power: float = MEMORY_POWER
+    product_mhz: float = 0.0
+    locked_mhz: float = 0.0
 
     def peak_flops(self, arithmetic: str) -> float:
         """Peak dense rate in FLOP/s of "float32", "tf32", "bfloat16", "float8", ...
@@ -187,6 +190,8 @@ def load_hardware(name_or_path: str) -> Hardware:
         power_limit_w=reader.number("power_limit_w", 0.0, zero=True),
         product_power=reader.number("product_power", 1.0),
         memory_power=reader.number("memory_power", MEMORY_POWER),
+        product_mhz=reader.number("product_mhz", 0.0, zero=True),
+        locked_mhz=reader.number("locked_mhz", 0.0, zero=True),
     )
     if hardware.usable_bytes > hardware.memory_bytes:
         reader.fail("usable_bytes", "is above memory_bytes")

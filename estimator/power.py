@@ -28,6 +28,9 @@ Checked on an H200 (docs/h200.md): four steps of Llama's layers, of 280 to 370 m
 last as well. Copies alone draw more there (0.80 of the TDP, `memory_power` would be 0.55), and the clock follows the mix
 within 50 ms, not over a step. That is 0.08 W for each GB/s; an A100's memory would draw 0.41 of its 400 W. With that, and
 nothing that was fitted, ten published steps of TorchTitan on A100s of 330 W are -1.3 to +4.7 % off (with 0.23 +1.0 to +8.9 %).
+
+No product runs above a locked clock (`locked_mhz` of a profile). The short benchmarks of an H200's products ran at about 1,700
+MHz: their speed falls to 0.84 as the clock does to 1,425. Memory traffic and what is not known of other GPUs keep their time.
 """
 
 from __future__ import annotations
@@ -136,9 +139,16 @@ def least_sustained_ms(budget: PowerBudget, matrix_ms: float, total_ms: float, b
     return max(total_ms, matrix_ms / clock + rest_ms)
 
 
+def locked_clock(hardware: Hardware) -> float:
+    """The share of their clock that a locked one leaves products; 1 if none is locked, or nobody has measured theirs."""
+    if not hardware.locked_mhz or not hardware.product_mhz:
+        return 1.0
+    return min(1.0, hardware.locked_mhz / hardware.product_mhz)
+
+
 def uncapped(hardware: Hardware) -> Hardware:
     """The same GPU at the clock that the models know, whatever it draws there."""
-    return replace(hardware, power_limit_w=0.0, product_power=min(hardware.product_power, 1.0))
+    return replace(hardware, power_limit_w=0.0, product_power=min(hardware.product_power, 1.0), locked_mhz=0.0)
 
 
 def sustained_ms(
@@ -149,11 +159,12 @@ def sustained_ms(
     `short`: whose prices come from short benchmarks. Without a cap only these take longer at a lower clock; prices that were
     measured on a GPU as it runs do not. Under a cap all products do.
     """
-    if not hardware.power_limit_w and hardware.product_power <= 1:
+    most = locked_clock(hardware)
+    if not hardware.power_limit_w and hardware.product_power <= 1 and most == 1:
         return event_ms  # no mix draws more than the TDP
     products, matrix, others = kinds(trace, short)
     sums = (float(event_ms[chosen].sum()) for chosen in (matrix, products & ~matrix, others))
-    clock = sustained_clock(hardware, Mix(*sums))
+    clock = min(most, sustained_clock(hardware, Mix(*sums)))
     return np.where(products if hardware.power_limit_w else matrix, event_ms / clock, event_ms)
 
 

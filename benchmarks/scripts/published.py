@@ -4,8 +4,7 @@
 
 DIR holds ``other_published.csv``: Llama-3.2-1B of Hugging Face with cuDNN's attention (`llama_attention.py`), and MPTs under
 the first FSDP (`mpt_fsdp1.py`). ``--unseen``: other rows of MPT's page (``unseen_mpt.csv``), chosen by
-size, length and GPU before any was simulated. Rank 0 runs. Clocks that were locked are not: GPUs
-are simulated as they run by themselves.
+size, length and GPU before any was simulated. Rank 0 runs. Clocks are locked where a row says so.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosac.errors import AutosacError
@@ -47,6 +46,7 @@ _WIDTHS = {  # layers, width
     "MPT-30b": ("48", "7168"),
     "MPT-70b": ("80", "8192"),
 }
+_LOCKED = re.compile(r"locked (\d+)MHz")
 _BACKEND = re.compile(r"SDPA backend=(\w+)")
 _NARROW_HEADS = ("MPT-125m", "MPT-350m")  # of 64
 _NODE = 8
@@ -64,6 +64,7 @@ class Published:
     batch: str
     step_ms: float
     request: ScriptRequest
+    locked_mhz: float
 
 
 def read_published(path: Path) -> list[Published]:
@@ -93,6 +94,7 @@ def published_run(row: dict[str, str]) -> Published:
         batch=f"{row['local_batch']} x {row['seq_len']}",
         step_ms=_step_ms(row),
         request=request,
+        locked_mhz=float(clock[1]) if (clock := _LOCKED.search(row["hardware"])) else 0.0,
     )
 
 
@@ -131,7 +133,9 @@ def line(published: Published) -> tuple[str, float | None]:
     start = f"| {published.case} | {published.model} | {published.hardware} x {published.request.world_size} "
     start += f"| {published.batch} | {published.step_ms:,.1f} "
     try:
-        found = simulation_of(run_script(published.request).trace, script_target(published.request))
+        target = script_target(published.request)
+        target = replace(target, hardware=replace(target.hardware, locked_mhz=published.locked_mhz))
+        found = simulation_of(run_script(published.request).trace, target)
     except AutosacError as e:
         return f"{start}| {e} | | |", None
     error = 100 * (found.step_ms / published.step_ms - 1)

@@ -39,8 +39,9 @@ def test_rows_of_the_sweep_for_many_gpus_have_its_settings() -> None:
 
 def test_rows_of_llama_have_their_attention_kernel() -> None:
     """It is in the notes, which the file of the published runs has."""
-    row = {"model": "Llama-3.2-1B (HF)", "hardware": "1xB200 clock locked", "n_gpus": "1", "step_time_s": "0.2"}
+    row = {"model": "Llama-3.2-1B (HF)", "hardware": "1xB200 clock locked 1665MHz", "n_gpus": "1", "step_time_s": "0.2"}
     row |= {"case_id": "X", "local_batch": "3", "seq_len": "4096", "notes": "SDPA backend=EFFICIENT_ATTENTION"}
     run = published_run(row)
     assert run.request.arguments == ("--batch", "3", "--length", "4096", "--backend", "EFFICIENT_ATTENTION")
     assert (run.request.gpu, run.step_ms) == ("b200-sxm-180gb", 200.0)
+    assert run.locked_mhz == 1665

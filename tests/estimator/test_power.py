@@ -98,6 +98,24 @@ def test_stand_ins_that_compute_draw_power_like_products(
         assert found.tolist() == pytest.approx([full[0] / clock, full[1]])
 
 
+def test_products_do_not_run_above_a_locked_clock(
+    mm: Callable[..., Signature], meta: Callable[..., TensorMeta], make_trace: Callable[..., Trace]
+) -> None:
+    """Locked to 0.6 of their clock, products take 1 / 0.6 as long, under a cap that leaves 0.75, too; additions do not."""
+    x = meta((8192, 8192))
+    trace = make_trace([mm(8192, 8192, 8192), Signature("aten.add.Tensor", (x, x), (x,))], [], 1)
+    full = price(trace, H100).event_ms
+    known = replace(H100, product_mhz=1500)
+    for hardware in (replace(known, locked_mhz=900), replace(known, locked_mhz=900, power_limit_w=500)):
+        assert price(trace, hardware).event_ms.tolist() == pytest.approx([full[0] / 0.6, full[1]])
+    for free in (
+        replace(H100, locked_mhz=900),
+        replace(known, locked_mhz=1800),
+        uncapped(replace(known, locked_mhz=900)),
+    ):
+        assert price(trace, free).event_ms.tolist() == full.tolist()
+
+
 def test_copies_to_the_host_leave_no_power_to_products(
     mm: Callable[..., Signature], meta: Callable[..., TensorMeta], make_trace: Callable[..., Trace]
 ) -> None:
