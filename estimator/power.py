@@ -110,7 +110,7 @@ def sustained_clock(hardware: Hardware, mix: Mix) -> float:
 
 def _clock_within(budget: PowerBudget, mix: Mix) -> float:
     cap, power = budget.cap, budget.product_power
-    memory = min(budget.memory_power, cap - _IDLE)
+    memory = min(budget.memory_power, max(0.0, cap - _IDLE))
     if power_share(1.0, mix, power, memory) <= cap:
         return 1.0
     low, high = _LOWEST, 1.0
