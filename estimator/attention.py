@@ -8,7 +8,7 @@ on Blackwell. What PyTorch runs is derived from them:
     flash      FlashAttention-2. Before Hopper this GPU's own trees. From Hopper on its instructions reach only a share of
                the peak (`_LEGACY_SHARE`): the A100's trees with that share. What the A100's trees do not know (other head
                sizes, no mask) is taken as a ratio from the L40S's.
-    efficient, flex   ratios to FlashAttention-2 (`_BACKEND`, estimates)
+    efficient, flex   ratios to FlashAttention-2 (`_EFFICIENT`, fitted; `_BACKEND`, estimates)
 
     forward  = trees * exp(offset of the training library from the serving one)
     backward = forward * exp(c) + accumulation                  both measured (`data/models/attention.json`)
@@ -48,11 +48,15 @@ _BLACKWELL = 10  # compute capability
 # compute capability -> share of the peak that pre-Hopper matrix instructions reach; published FlashAttention-2 rates
 _LEGACY_SHARE = {9: 0.50, 10: 0.25}
 # backend -> (forward, backward) time relative to FlashAttention-2; estimates from published comparisons
-_BACKEND = {"flash": (1.0, 1.0), "efficient": (1.8, 2.2), "flex": (1.15, 1.25)}
+_BACKEND = {"flash": (1.0, 1.0), "flex": (1.15, 1.25)}
+# The memory-efficient kernel's (forward, backward) at many keys; what is beside the products of n keys takes as long as in
+# FlashAttention-2: of what is above 1, n / (n + 1,650). From steps of Llama-3.2-1B with both kernels on an H200
+# (cudnn-frontend, `benchmark/Llama-3.2-1B-Training`). Held out: docs/causes.md.
+_EFFICIENT, _EFFICIENT_KEYS = (2.155, 2.73), 1650
 # Beyond this head size the memory-efficient backward has no room for its sums in registers: it adds them up in memory, tile by
 # tile, and loads operands when they are needed. From one published run, DeepSeek-V3 16B on 8 H100s (heads of 192; TorchTitan
 # f738a03bf): between its first steps, at 7,008 tokens/s, and its last, at 6,720. Held out: docs/causes.md.
-_ACCUMULATED_SIZE, _IN_MEMORY, _IN_MEMORY_STD = 128, 2.25, 0.25
+_ACCUMULATED_SIZE, _IN_MEMORY, _IN_MEMORY_STD = 128, 2.22, 0.25
 _DROPOUT = (1.3, 1.2)
 # cuDNN on Blackwell: (forward, backward) time relative to what its ratios on Hopper say. cuDNN frontend's table of a GB200
 # (Llama 3.1 and Kimi K2.6, bf16, with and without a mask), scaled to a B200 by their peaks; held out: docs/causes.md.
@@ -190,6 +194,9 @@ def _correction(shape: AttentionShape, capability: int) -> float:
     cudnn = "cudnn.hopper" if capability >= 9 else "cudnn.ampere"
     ratios = _ratios()[cudnn if shape.backend == "cudnn" else "flash"]
     forward, backward = _BACKEND.get(shape.backend, (1.0, 1.0))
+    if shape.backend == "efficient":
+        share = shape.key_length / (shape.key_length + _EFFICIENT_KEYS)
+        forward, backward = (1 + share * (ratio - 1) for ratio in _EFFICIENT)
     factor = math.exp(ratios["forward"])
     if shape.backend == "cudnn" and capability >= _BLACKWELL:
         factor *= _BLACKWELL_CUDNN[shape.backward]
