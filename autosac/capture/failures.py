@@ -116,15 +116,12 @@ def capture_error(error: BaseException, doing: str) -> AutosacError:
         return type(wrapped)(str(wrapped).partition("\n\n")[0])
     where = innermost_line(error.__traceback__)
     said = "".join(f"{type(e).__name__}: {e}\n" if str(e) else _message_of(e, _LIMIT) for e in _chain(error))
-    for part in _REMEDIES:
-        if part in said:
-            version = str(getattr(sys.modules.get("torch"), "__version__", ""))
-            return CaptureError(f"{doing}: {remedy_of(part, version)} (at {where})")
-    if any(
-        map(_recomputes_selectively, _chain(error))
-    ):  # a saved result of another operator was taken for the one that fails
+    part = next((part for part in _REMEDIES if part in said), None)
+    if part is None and any(map(_recomputes_selectively, _chain(error))):
+        part = _MISMATCH  # a saved result of another operator was taken for the one that fails
+    if part is not None:
         version = str(getattr(sys.modules.get("torch"), "__version__", ""))
-        return CaptureError(f"{doing}: {remedy_of(_MISMATCH, version)} (at {where})")
+        return CaptureError(f"{doing}: {remedy_of(part, version)} (at {where})")
     shapeless = _SHAPELESS.search(said)
     if shapeless:
         return CaptureError(

@@ -1,10 +1,11 @@
 """Published steps of scripts outside TorchTitan, beside what `autosac run` says of scripts that do the same.
 
-    python -m benchmarks.scripts.published (--truth DIR | --unseen) [--case E0266 ...]
+    python -m benchmarks.scripts.published (--truth DIR | --unseen | --page llama|mpt) [--case E0266 ...]
 
 DIR holds ``other_published.csv``: Llama-3.2-1B of Hugging Face with cuDNN's attention (`llama_attention.py`), and MPTs under
 the first FSDP (`mpt_fsdp1.py`). ``--unseen``: other rows of MPT's page (``unseen_mpt.csv``), chosen by
-size, length and GPU before any was simulated. Rank 0 runs. Clocks are locked where a row says so.
+size, length and GPU before any was simulated. ``--page``: all rows of a page that docs/scripts.md speaks of
+(``llama_page.csv``, ``mpt_page.csv``). Rank 0 runs. Clocks are locked where a row says so.
 """
 
 from __future__ import annotations
@@ -148,11 +149,13 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--truth", type=truth_folder("truth"), help="folder of the published figures (CSV)")
     source.add_argument("--unseen", action="store_true", help="other rows of MPT's page")
+    source.add_argument("--page", choices=("llama", "mpt"), help="all rows of a page of published steps")
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
     options = parser.parse_args()
     print(HEADING)
     errors: dict[str, list[float]] = {}
-    for published in read_published(UNSEEN if options.unseen else options.truth / "other_published.csv"):
+    page = FOLDER / f"{options.page}_page.csv" if options.page else UNSEEN
+    for published in read_published(options.truth / "other_published.csv" if options.truth else page):
         if options.case and published.case not in options.case:
             continue
         text, error = line(published)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.scripts.published import UNSEEN, published_run, read_published
+from benchmarks.scripts.published import FOLDER, UNSEEN, published_run, read_published
 
 
 def test_the_unseen_mpts_are_runs_of_the_script_with_their_pages_steps() -> None:
@@ -45,3 +45,13 @@ def test_rows_of_llama_have_their_attention_kernel() -> None:
     assert run.request.arguments == ("--batch", "3", "--length", "4096", "--backend", "EFFICIENT_ATTENTION")
     assert (run.request.gpu, run.step_ms) == ("b200-sxm-180gb", 200.0)
     assert run.locked_mhz == 1665
+
+
+def test_the_pages_are_runs_of_the_scripts() -> None:
+    """Six sizes, three kernels and two GPUs of Llama; 76 MPTs, those of ``unseen_mpt.csv`` among them with the same steps."""
+    llama, mpt = (read_published(FOLDER / f"{page}_page.csv") for page in ("llama", "mpt"))
+    assert len(llama) == 36 and len({(run.request.gpu, run.request.arguments) for run in llama}) == 36
+    assert len(mpt) == 76
+    steps = {(run.request.gpu, run.request.world_size, run.request.arguments): run.step_ms for run in mpt}
+    for run in read_published(UNSEEN):
+        assert steps[run.request.gpu, run.request.world_size, run.request.arguments] == run.step_ms
