@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autosac.capture.jobs.copied_parts import BACKWARD, FORWARD, LOSS
+from autosac.capture.jobs.microbatches import PartKind, compared_in, kinds_of, orders_of
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.process.worker import AGAIN
+from autosac.capture.record.repeats import Numbering
 from autosac.capture.request import TitanRequest
 from autosac.titan.version import has_python_jobs
-from autosac.trace import Trace
+from autosac.trace import Free, Trace
 from tests.capture.copies import Both, capturing_both, requests_under_plans
 
 pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the jobs are TorchTitan 0.2's")
@@ -42,8 +46,11 @@ def request(
     observe: bool = False,
     more: Sequence[str] = (),
     layers: int | None = 4,
+    count: int = MICROBATCHES,
 ) -> TitanRequest:
-    """A rank of one of two stages of a debug model; of four if it has all its layers (None), two a rank."""
+    """A rank of one of two stages of a debug model; of four if it has all its layers (None), two a rank. A step has `count`
+    microbatches.
+    """
     degrees = {"pipeline": 2, "tensor": tensor, "data_parallel_shard": sharding}
     names = {"data_parallel_shard": "data_parallel_shard_degree"}
     arguments = [
@@ -55,7 +62,7 @@ def request(
         config_file=None,
         overrides=(
             *("--model.name", "llama3", "--model.flavor", "debugmodel"),
-            *("--training.local_batch_size", str(MICROBATCHES), "--training.seq_len", "64"),
+            *("--training.local_batch_size", str(count), "--training.seq_len", "64"),
             *("--parallelism.pipeline_parallel_schedule", schedule),
             *arguments,
             *more,
@@ -86,9 +93,31 @@ REQUESTS = {
     "1F1B, CP": request("1F1B", 0, more=("--parallelism.context_parallel_degree", "2"), context=2),
     "1F1B, experts": request("1F1B", 0, more=DEEPSEEK),
 }
+# With parameters that forwards free: how many of 12 microbatches run. Beside the first and the last there are two of each kind
+# of forward (after a forward, after a backward) and of backward (after either, of either kind of forward):
+# - 1F1B, of two stages: F0 F1 B0 F2 B1 ... F11 B10 B11. One forward comes after another one, F1; then F2 and F3, of which the
+#   backwards come after forwards. Of the last stage, F0 B0 F1 B1 ..., all are alike.
+# - GPipe: all forwards are alike, and all backwards.
+# - Interleaved1F1B: both stages of a rank have parts of most kinds; the first rank one kind of which there is a single part.
+FREED = {
+    "1F1B, first": (request("1F1B", 0, sharding=2, more=ALWAYS, count=12), 5),
+    "1F1B, last, selective": (
+        request("1F1B", 1, sharding=2, more=ALWAYS, count=12, checkpointing="selective-op"),
+        4,
+    ),
+    "1F1B, TP, full": (request("1F1B", 0, sharding=2, tensor=2, more=ALWAYS, count=12, checkpointing="full"), 5),
+    "GPipe, observed": (request("GPipe", 0, sharding=2, more=ALWAYS, count=12, observe=True), 4),
+    "Interleaved1F1B": (request("Interleaved1F1B", 0, sharding=2, more=ALWAYS, layers=None, count=12), 14),
+    "Interleaved1F1B, last, full": (
+        request("Interleaved1F1B", 1, sharding=2, more=ALWAYS, layers=None, count=12, checkpointing="full"),
+        11,
+    ),
+    "1F1B, accumulated": (
+        request("1F1B", 0, sharding=2, more=(*ALWAYS, "--training.global_batch_size", "48"), count=12),
+        10,
+    ),
+}
 WHOLE = {
-    "parameters are let go of": request("1F1B", 0, sharding=2, more=ALWAYS),
-    "and kept by the backward": request("Interleaved1F1B", 1, sharding=2, more=ALWAYS, layers=None),
     "ZBVZeroBubble": request("ZBVZeroBubble", layers=None),
     "InterleavedZeroBubble": request("InterleavedZeroBubble", layers=None),
     "DualPipeV": request("DualPipeV", layers=None),
@@ -107,10 +136,19 @@ def test_copied_microbatches_change_nothing(tmp_path: Path, captured: Both) -> N
         assert copied.runs == stages * COUNTS.get(name, STEPS * RUN), name
 
 
-def test_what_is_not_alike_runs_whole(tmp_path: Path, captured: Both) -> None:
-    """Parameters that are gathered again for some microbatches, and backwards in two parts: the traces are the same, and all
-    microbatches have run.
+def test_copies_of_microbatches_that_free_parameters_change_nothing(tmp_path: Path, captured: Both) -> None:
+    """Under schedules with whole backwards, with parameters that forwards free and backwards gather: the traces are the same,
+    and few microbatches of each kind have run.
     """
+    requests = tuple(asked for asked, _ in FREED.values())
+    for (name, (_, count)), (whole, copied) in zip(FREED.items(), captured(tmp_path, requests), strict=True):
+        assert (name, whole.code, copied.code) == (name, 0, 0)
+        assert whole.trace == copied.trace, name
+        assert copied.runs == STEPS * count, name
+
+
+def test_what_is_not_alike_runs_whole(tmp_path: Path, captured: Both) -> None:
+    """Backwards in two parts: the traces are the same, and all microbatches have run."""
     for name, (whole, copied) in zip(WHOLE, captured(tmp_path, tuple(WHOLE.values())), strict=True):
         assert (name, whole.code, copied.code) == (name, 0, 0)
         assert whole.trace == copied.trace, name
@@ -145,6 +183,71 @@ def test_plans_of_copied_microbatches(tmp_path: Path, captured: Both, capture_se
         assert (whole.code, copied.code) == (0, 0)
         assert whole.trace == copied.trace
         assert (copied.runs, whole.runs) == (STEPS * RUN, STEPS * MICROBATCHES)
+
+
+def parts(text: str) -> list[tuple[str, int]]:
+    """An order of forwards (F) and backwards (B) with their microbatches."""
+    return [({"F": FORWARD, "B": BACKWARD}[word[0]], int(word[1:])) for word in text.split()]
+
+
+def test_kinds_of_parts() -> None:
+    """F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5 where forwards free parameters: F1 is the only forward after one, so it runs with
+    its backward; F2 and F3 are compared, and their backwards, which come after forwards. Without that, 1 and 2 are compared
+    in all.
+    """
+    order = parts("F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5")
+    freed = kinds_of(order, keeps_parameters=False)
+    assert freed[FORWARD, 0] == PartKind(FORWARD)
+    assert freed[FORWARD, 1] == PartKind(FORWARD, FORWARD)
+    assert freed[BACKWARD, 1] == PartKind(BACKWARD, FORWARD, FORWARD)
+    assert freed[BACKWARD, 2] == PartKind(BACKWARD, FORWARD, BACKWARD)
+    assert freed[BACKWARD, 5] == PartKind(BACKWARD, BACKWARD, BACKWARD)
+    assert compared_in(freed) == (
+        {
+            PartKind(FORWARD, BACKWARD): (2, 3),
+            PartKind(BACKWARD, FORWARD, BACKWARD): (2, 3),
+            PartKind(LOSS): (1, 2),
+        },
+        {0, 1, 2, 3, 5},
+    )
+    kept = kinds_of(order, keeps_parameters=True)
+    assert compared_in(kept) == (
+        {PartKind(FORWARD): (1, 2), PartKind(BACKWARD): (1, 2), PartKind(LOSS): (1, 2)},
+        {0, 1, 2, 5},
+    )
+
+
+def test_orders_of_schedules() -> None:
+    """Microbatches are counted in the order of their forwards, whatever the schedule calls them (PyTorch 2.13 counts those of
+    1F1B's last stage from 1); idle places and other actions are left out.
+    """
+    kinds = SimpleNamespace(F=SimpleNamespace(name="FORWARD"), B=SimpleNamespace(name="FULL_BACKWARD"))
+    reduce = SimpleNamespace(stage_index=1, computation_type=SimpleNamespace(name="REDUCE_GRAD"), microbatch_index=None)
+
+    def action(stage: int, kind: str, index: int) -> SimpleNamespace:
+        return SimpleNamespace(stage_index=stage, computation_type=getattr(kinds, kind), microbatch_index=index)
+
+    last = [None, action(1, "F", 1), action(1, "B", 0), action(1, "F", 2), action(1, "B", 1), reduce]
+    first = [action(0, "F", 0), action(0, "F", 1), action(0, "B", 0), action(0, "B", 1)]
+    schedule = SimpleNamespace(pipeline_order={0: first, 1: last})
+    assert orders_of(schedule) == {0: parts("F0 F1 B0 B1"), 1: parts("F0 B0 F1 B1")}
+    assert orders_of(SimpleNamespace()) == {}
+
+
+def test_what_is_held_has_positions_of_its_own() -> None:
+    """Of two stretches that free what was held before they began (storages 7 and 9) the rows are the same, and a third one's
+    follow from what is held then (12); what is not held stands for itself.
+    """
+    rows = []
+    for index, held in (1, 7), (2, 9):
+        numbering = Numbering(index)
+        numbering.storages.hold((-1, held))
+        rows.append(numbering.positions(Free(held)))
+    assert rows[0] == rows[1] != Free(7)
+    third = Numbering(3)
+    third.storages.hold((-1, 12))
+    assert third.row(rows[0]) == Free(12)
+    assert third.positions(Free(7)) == Free(7)
 
 
 def table() -> str:

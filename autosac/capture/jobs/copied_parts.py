@@ -1,12 +1,13 @@
 """What a microbatch does in its parts, noted where it runs and logged once more where it is copied.
 
-`Stage` knows what the microbatches of a model, or of a pipeline stage, have done in this step. Microbatches 1 and 2 are
-compared (`COMPARED`); what both have done alike is the pattern of those that follow.
+`Stage` knows what the microbatches of a model, or of a pipeline stage, have done in this step. Two microbatches are compared
+in each kind of part, 1 and 2 (`COMPARED`) if nothing else is said; what both have done alike is the pattern of those that
+follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.device.typical import take, typical
+from autosac.capture.jobs.fsdp_units import UnitsChange
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import Numbering, RepetitionError, RowStretch, copy, stretch
 from autosac.integrations.apply import forwards_of
@@ -42,7 +44,7 @@ class _Result(NamedTuple):
 class Part:
     """What a microbatch does in one of its three parts: its stretch, what it returns (`results`, in a tree `like`), how often
     each unit of a plan runs forward, and the `state` of the modules afterwards. `elements`: typical ones of the results, which
-    are not compared.
+    are not compared. `units`: what it does to FSDP's units, if anybody has looked.
     """
 
     stretch: RowStretch
@@ -51,26 +53,29 @@ class Part:
     forwards: tuple[int, ...]
     state: tuple[Any, ...]
     elements: tuple[float | None, ...]
+    units: UnitsChange | None = None
 
     def is_like(self, other: Part) -> bool:
         """Whether both do the same."""
-        return (self.results, self.like, self.forwards, self.state) == (
+        return (self.results, self.like, self.forwards, self.state, self.units) == (
             other.results,
             other.like,
             other.forwards,
             other.state,
+            other.units,
         ) and self.stretch.is_like(other.stretch)
 
 
 @dataclass
 class Stage:
     """What is known of a stage's microbatches since the schedule has begun. `chained`: they run one after the other, and what
-    one has made may end in the next.
+    one has made may end in the next. `compared`: which two are, by kinds of parts.
     """
 
     numbers: dict[int, Numbering] = field(default_factory=dict)
-    parts: dict[tuple[str, int], Part | None] = field(default_factory=dict)
-    patterns: dict[str, Part | None] = field(default_factory=dict)  # of the parts that both have run
+    parts: dict[tuple[Hashable, int], Part | None] = field(default_factory=dict)
+    patterns: dict[Hashable, Part | None] = field(default_factory=dict)  # of the parts that both have run
+    compared: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
     copied: set[int] = field(default_factory=set)
     real: set[int] = field(default_factory=set)  # storages of copied microbatches that tensors hold
     chained: bool = False
@@ -81,10 +86,11 @@ class Stage:
             self.numbers[index] = Numbering(index, self.numbers.get(index - 1) if self.chained else None)
         return self.numbers[index]
 
-    def pattern(self, kind: str) -> Part | None:
-        """What microbatches do in this part, if two have done the same."""
-        if kind not in self.patterns and all((kind, index) in self.parts for index in COMPARED):
-            one, other = (self.parts[kind, index] for index in COMPARED)
+    def pattern(self, kind: Hashable) -> Part | None:
+        """What microbatches do in this kind of part, if two have done the same."""
+        compared = self.compared.get(kind, COMPARED)
+        if kind not in self.patterns and all((kind, index) in self.parts for index in compared):
+            one, other = (self.parts[kind, index] for index in compared)
             self.patterns[kind] = other if one is not None and other is not None and one.is_like(other) else None
         return self.patterns.get(kind)
 
@@ -94,14 +100,16 @@ class Stage:
 
 
 def is_closed(parts: Sequence[Part | None], elsewhere: Collection[int] = ()) -> bool:
-    """Whether all that a microbatch makes in its parts ends there or in the next one, but for what it returns, and what ends
-    `elsewhere`.
+    """Whether all that a microbatch makes in its parts ends there or in the next one, but for what it returns, what FSDP's
+    units hold, and what ends `elsewhere`.
     """
     held, freed, returned = set[int](), set[int](), set[int]()
     for part in filter(None, parts):
         held |= part.stretch.held() - part.stretch.carried()
         freed |= part.stretch.freed()
         returned |= {result.storage for result in part.results if result is not None}
+        if part.units is not None:
+            returned |= set(part.units.storages)
     return held - freed <= returned.union(elsewhere)
 
 
@@ -131,13 +139,13 @@ class Copies:
             stretch=noted, results=tuple(results), like=like, forwards=ran, state=state, elements=elements
         )
 
-    def _pattern(self, known: Stage, kind: str) -> Part:
+    def _pattern(self, known: Stage, kind: Hashable) -> Part:
         part = known.pattern(kind)
         if part is None:
             raise RepetitionError(f"microbatches differ in their {kind}")
         return part
 
-    def _copy(self, known: Stage, kind: str, index: int, let_go: Callable[[], None] = lambda: None) -> Any:
+    def _copy(self, known: Stage, kind: Hashable, index: int, let_go: Callable[[], None] = lambda: None) -> Any:
         """Log a part of a microbatch like another one's; what it returns."""
         part, numbering = self._pattern(known, kind), known.of(index)
         copy(self._recorder, numbering, part.stretch, known.real.__contains__, let_go)
@@ -193,16 +201,3 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
 def state_of(model: torch.nn.Module) -> tuple[Any, ...]:
     """The numbers, texts and truth values that modules hold, such as a count of their calls."""
     return tuple(value for module in model.modules() for value in vars(module).values() if isinstance(value, _SIMPLE))
-
-
-def is_gathered(model: torch.nn.Module) -> bool:
-    """Whether no FSDP unit of a model would have to gather."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None)  # from torch 2.13 on
-            if not all(g is None or g.is_unsharded for g in (groups or [getattr(state, "_fsdp_param_group", None)])):
-                return False
-    return True

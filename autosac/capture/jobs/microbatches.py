@@ -1,44 +1,85 @@
 """Pipeline stages of which few microbatches run, and the others are logged as copies of these.
 
 In a step of many microbatches a stage does the same for all of them but the first, whose FSDP units gather and whose gradients
-are made, and perhaps the last. So of each step the microbatches 0, 1, 2 and the last one run. If 1 and 2 did the same in their
+are made, and perhaps the last. So of each step the first, the last and two more run. If these two did the same in their
 forward, their loss and their backward (`record.repeats`), the others between them and the last are copied: their rows are
 logged, and what the schedule goes on to use of them (outputs, losses, gradients to send) are tensors that nothing has
 computed. Schedules, transfers, sums of losses and optimizers run as ever. The trace is the same as that of the whole step.
 
+Where forwards free the parameters of FSDP units, a forward and a backward of a stage gather some of them or not, depending on
+what the stage has done before (`fsdp_units`). Then there are more kinds of parts: forwards and backwards that come after a
+forward, or after a backward, and backwards of either kind of forward. The schedule tells which is which, and two of each kind
+run. FSDP's units are brought into the state that a copied part would have left behind.
+
 A later one may still differ, in a model that counts its calls. So numbers, texts and truth values that modules hold have to be
-the same after 1 and 2, or all microbatches run; and if the forward or the loss of the last one is another one than those that
+the same after both, or all microbatches run; and if the forward or the loss of the last one is another one than those that
 were copied, the capture ends with a RepetitionError, too.
 
 A copied forward has no graph. If its backward then turns out to be none to copy, the capture ends with a RepetitionError and
-is made anew, whole. So that one microbatch is like the others, the parameters of all FSDP units must stay gathered from one to
-the next, as they do by default. Schedules that split the backward of inputs from that of weights run whole, too, and so do
-jobs whose routers send every microbatch's tokens elsewhere.
+is made anew, whole. Schedules that split the backward of inputs from that of weights run whole, too, and so do jobs whose
+routers send every microbatch's tokens elsewhere.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.jobs.copied_parts import BACKWARD, COMPARED, FORWARD, LOSS, Copies, Part, Stage, is_gathered
+from autosac.capture.jobs.copied_parts import BACKWARD, FORWARD, LOSS, Copies, Part, Stage, is_closed
+from autosac.capture.jobs.fsdp_units import FSDPUnits, UnitsChange, UnitsState
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import RepetitionError
 from autosac.integrations.apply import add_forwards
 
 _SPLITTING = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+Order: TypeAlias = Sequence[tuple[str, int]]  # forwards and backwards of a stage, with their microbatches
+
+
+class PartKind(NamedTuple):
+    """Which part of a microbatch; where it matters, after which part of another one it runs, and of a backward, after which
+    its forward has run.
+    """
+
+    part: str
+    after: str = ""
+    forward_after: str = ""
+
+
+_LOSSES = PartKind(LOSS)
+
+
+@dataclass
+class _PipelineStage(Stage):
+    """A stage's microbatches. `kinds`: those of all parts; `runs`: which microbatches run."""
+
+    units: FSDPUnits = field(kw_only=True)
+    kinds: dict[tuple[str, int], PartKind] = field(default_factory=dict)
+    runs: frozenset[int] = frozenset()
+    closed: dict[int, bool] = field(default_factory=dict)
+
+    def kind(self, part: str, index: int) -> PartKind:
+        return _LOSSES if part == LOSS else self.kinds[part, index]
+
+    def leaves_nothing(self) -> bool:
+        """Whether all that the microbatches make which have run as ones to compare ends with them."""
+        for (kind, index), _ in self.parts.items():
+            if isinstance(kind, PartKind) and kind.part == BACKWARD and index not in self.closed:
+                self.closed[index] = is_closed([part for (_, i), part in self.parts.items() if i == index])
+        return all(self.closed.values())
 
 
 class Microbatches(Copies):
-    """See the module's docstring. One for each capture."""
+    """See the module's docstring. One for each capture; `schedule` is the job's."""
 
-    def __init__(self, mode: SimulatedDeviceMode, recorder: Recorder) -> None:
+    def __init__(self, mode: SimulatedDeviceMode, recorder: Recorder, schedule: Any) -> None:
         super().__init__(mode, recorder)
-        self._stages: dict[int, Stage] = {}
+        self._stages: dict[int, _PipelineStage] = {}
+        self._orders = orders_of(schedule)
 
     def install(self) -> None:
         """Patch the pipeline stages and schedules of this process."""
@@ -58,8 +99,23 @@ class Microbatches(Copies):
 
         setattr(owner, name, call)
 
-    def _of(self, stage: Any) -> Stage:
-        return self._stages.setdefault(id(stage), Stage())
+    def _begun(self, stage: Any) -> _PipelineStage:
+        """The schedule begins with a stage, perhaps not for the first time in a step that accumulates gradients."""
+        units, count = FSDPUnits(stage.submod), stage.chunks or 1
+        order = self._orders.get(stage.stage_index)
+        if order is None or len(order) != 2 * count:
+            order = None
+        keeps = units.keep_parameters
+        if order is None and keeps:  # then it does not matter
+            order = [(part, index) for part in (FORWARD, BACKWARD) for index in range(count)]
+        known = _PipelineStage(units=units)
+        if order is None:
+            known.runs = frozenset(range(count))
+        else:
+            known.kinds = kinds_of(order, keeps)
+            known.compared, known.runs = compared_in(known.kinds)
+        self._stages[id(stage)] = known
+        return known
 
     # ---- the three parts of a microbatch ----------------------------------------------------------------------------
 
@@ -68,26 +124,32 @@ class Microbatches(Copies):
     ) -> Any:
         if not stage.has_backward or not torch.is_grad_enabled():
             return original(index, args, kwargs, *more, **named)
-        if not index:  # the schedule begins, perhaps not for the first time in a step that accumulates gradients
-            self._stages.pop(id(stage), None)
-        known = self._of(stage)
+        known = self._begun(stage) if not index else self._stages[id(stage)]
         inputs = (args, kwargs, _buffers(stage, "args_recv_info", index))
         known.of(index).storages.give(self._recorder.storages.of_all(inputs))
-        needed = (FORWARD, LOSS) if stage.is_last else (FORWARD,)
         kept = len(stage.output_chunks)
-        is_inner = COMPARED[1] < index < (stage.chunks or 0) - 1
-        if is_inner and is_gathered(stage.submod) and all(map(known.pattern, needed)):
+        if index not in known.runs and self._repeats(known, index, stage.is_last):
             known.copied.add(index)
             # What the model is called with: a later stage with what it has received.
             self._recorder.storages.label_inputs(args if stage.is_first else inputs[2])
-            add_forwards(stage.submod, self._pattern(known, FORWARD).forwards)
-            output = self._copy(known, FORWARD, index)
+            add_forwards(stage.submod, self._pattern(known, known.kind(FORWARD, index)).forwards)
+            output = self._copied(known, FORWARD, index)
             stage.fwd_cache[index] = (output if isinstance(output, tuple) else (output,), inputs)
             return output
         output = self._run(known, FORWARD, index, stage, lambda: original(index, args, kwargs, *more, **named))
         if len(stage.output_chunks) > kept:
-            known.parts[FORWARD, index] = None  # outputs are merged in the end, which need their graphs
+            known.parts[known.kind(FORWARD, index), index] = (
+                None  # outputs are merged in the end, which need their graphs
+            )
         return output
+
+    @staticmethod
+    def _repeats(known: _PipelineStage, index: int, has_loss: bool) -> bool:
+        """Whether a forward, and the loss after it, are known."""
+        forward = known.pattern(known.kind(FORWARD, index))
+        if forward is None or forward.units is None or forward.units.before != known.units.state():
+            return False
+        return not has_loss or known.pattern(_LOSSES) is not None
 
     def _loss(
         self, original: Any, schedule: Any, stage: Any, output: Any, targets: Any, index: int, *more: Any
@@ -95,10 +157,10 @@ class Microbatches(Copies):
         if not (stage.is_last and schedule._loss_fn is not None and stage.has_backward and torch.is_grad_enabled()):
             original(stage, output, targets, index, *more)
             return
-        known, losses = self._of(stage), schedule._internal_losses
+        known, losses = self._stages[id(stage)], schedule._internal_losses
         known.of(index).storages.give(self._recorder.storages.of_all(targets[index]))
         if index in known.copied:
-            losses.append(self._copy(known, LOSS, index))
+            losses.append(self._copied(known, LOSS, index))
             return
 
         def run() -> Any:
@@ -108,16 +170,16 @@ class Microbatches(Copies):
         self._run(known, LOSS, index, stage, run)
 
     def _backward(self, original: Any, stage: Any, index: int, *more: Any, **named: Any) -> None:
-        known = self._of(stage)
         if not stage.has_backward:
             original(index, *more, **named)
             return
+        known = self._stages[id(stage)]
         known.of(index).storages.give(self._recorder.storages.of_all(_buffers(stage, "grad_recv_info", index)))
         if index in known.copied:
-            if not (named.get("full_backward", True) and is_gathered(stage.submod) and known.is_closed()):
-                raise RepetitionError("a microbatch leaves memory behind, or its parameters are let go of")
+            if not (named.get("full_backward", True) and known.leaves_nothing()):
+                raise RepetitionError("a microbatch leaves memory behind")
             held = [stage.fwd_cache.pop(index)]
-            stage.bwd_cache[index] = self._copy(known, BACKWARD, index, held.clear)
+            stage.bwd_cache[index] = self._copied(known, BACKWARD, index, held.clear)
             return
 
         def run() -> Any:
@@ -128,27 +190,99 @@ class Microbatches(Copies):
 
     # ---- running and copying ----------------------------------------------------------------------------------------
 
-    def _run(self, known: Stage, kind: str, index: int, stage: Any, action: Callable[[], Any]) -> Any:
-        """Run a part of a microbatch, and note it where it is one to compare. RepetitionError if the last one is not as those
-        that were copied.
-        """
-        if index in COMPARED:
-            found, known.parts[kind, index] = self._noted_gathered(known, index, stage.submod, action)
-            return found
-        if not known.copied or kind == BACKWARD or index != stage.chunks - 1:
-            return action()
-        found, part = self._noted_gathered(known, index, stage.submod, action)
-        if part is None or not part.is_like(self._pattern(known, kind)):
-            raise RepetitionError(f"the last microbatch differs in its {kind}")
+    def _copied(self, known: _PipelineStage, part: str, index: int, let_go: Callable[[], None] = lambda: None) -> Any:
+        """Log a part of a microbatch like those of its kind. What it returns."""
+        kind, units, numbering = known.kind(part, index), known.units, known.of(index)
+        change = self._pattern(known, kind).units
+        if change is None or change.before != units.state(backward=part == BACKWARD):
+            raise RepetitionError("parameters are not gathered as they were")
+        numbering.storages.hold(units.storages(self._recorder.storages))
+        found = self._copy(known, kind, index, let_go)
+        units.become(change, [numbering.storages.number(place) for place in change.storages], self._recorder.storages)
         return found
 
-    def _noted_gathered(
-        self, known: Stage, index: int, model: torch.nn.Module, action: Callable[[], Any]
+    def _run(self, known: _PipelineStage, part: str, index: int, stage: Any, action: Callable[[], Any]) -> Any:
+        """Run a part of a microbatch, and note it where it may be one to compare. RepetitionError if the last one is not as
+        those that were copied.
+        """
+        if not index or index not in known.runs or not known.kinds:
+            return action()
+        kind, is_last = known.kind(part, index), index == stage.chunks - 1
+        if is_last and (not known.copied or part == BACKWARD):
+            return action()
+        before = known.units.state(backward=part == BACKWARD)
+        found, noted = self._noted_with_units(known, index, stage.submod, before, action)
+        if not is_last:
+            known.parts[kind, index] = noted
+        elif (pattern := known.pattern(kind)) is not None and (noted is None or not noted.is_like(pattern)):
+            raise RepetitionError(f"the last microbatch differs in its {part}")
+        return found
+
+    def _noted_with_units(
+        self,
+        known: _PipelineStage,
+        index: int,
+        model: torch.nn.Module,
+        before: UnitsState | None,
+        action: Callable[[], Any],
     ) -> tuple[Any, Part | None]:
-        """As `_noted`; None, too, if the model does not stay gathered."""
-        stays = is_gathered(model)
+        """As `_noted`, with what it does to FSDP's units, which are in a state before; None, too, if that is not known."""
+        units, table, numbers = known.units, self._recorder.storages, known.of(index).storages
+        passed = units.passed()
+        numbers.hold(units.storages(table))
         found, part = self._noted(known, index, model, action)
-        return found, part if stays and is_gathered(model) else None
+        after = units.state()
+        if part is None or before is None or after is None:
+            return found, None
+        storages = tuple(numbers.position(number) for number in units.storages(table))
+        return found, replace(part, units=UnitsChange(before, after.gathered, storages, *units.since(passed)))
+
+
+def orders_of(schedule: Any) -> dict[int, Order]:
+    """The forwards and backwards of each stage, as far as a schedule tells; of one that divides backwards nothing. A stage's
+    microbatches come in their order: Schedule1F1B (PyTorch 2.13) begins to count at 1 on its last stage.
+    """
+    found: dict[int, list[tuple[str, int]]] = {}
+    parts = {"FORWARD": FORWARD, "FULL_BACKWARD": BACKWARD}
+    for actions in (getattr(schedule, "pipeline_order", None) or {}).values():
+        for action in filter(None, actions):
+            part = parts.get(action.computation_type.name)
+            if part is not None:
+                order = found.setdefault(action.stage_index, [])
+                order.append((part, sum(part == known for known, _ in order)))
+    return dict(found)
+
+
+def kinds_of(order: Order, keeps_parameters: bool) -> dict[tuple[str, int], PartKind]:
+    """The kinds of a stage's forwards and backwards."""
+    if keeps_parameters:
+        return {(part, index): PartKind(part) for part, index in order}
+    found: dict[tuple[str, int], PartKind] = {}
+    after = ""
+    for part, index in order:
+        found[part, index] = PartKind(part, after, found[FORWARD, index].after if part == BACKWARD else "")
+        after = part
+    return found
+
+
+def compared_in(
+    kinds: dict[tuple[str, int], PartKind],
+) -> tuple[dict[Hashable, tuple[int, int]], frozenset[int]]:
+    """Which two microbatches are compared in each kind of part, the first that are neither the first nor the last of the step;
+    which microbatches run: those, the first and the last, and all that have a part of a kind of which there are less than two.
+    """
+    last = max(index for _, index in kinds)
+    members: dict[PartKind, list[int]] = {}
+    for (_, index), kind in kinds.items():
+        if 0 < index < last:
+            members.setdefault(kind, []).append(index)
+    chosen = {kind: tuple(indices[:2]) for kind, indices in members.items()}
+    runs = frozenset((0, last)).union(*chosen.values())
+    compared: dict[Hashable, tuple[int, int]] = {kind: (c[0], c[1]) for kind, c in chosen.items() if len(c) == 2}
+    inner = [index for part, index in kinds if part == FORWARD and index in runs - {0, last}]
+    if len(inner) > 1:
+        compared[_LOSSES] = (inner[0], inner[1])
+    return compared, runs
 
 
 def _buffers(stage: Any, name: str, index: int) -> list[Any]:

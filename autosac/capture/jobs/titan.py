@@ -135,7 +135,7 @@ def _copy_microbatches(session: CaptureSession, recorder: Recorder, trainer: Any
     if accumulates(trainer):
         AccumulatedMicrobatches(session.mode, recorder, trainer)
     elif trainer.parallel_dims.pp_enabled and repeats(trainer.pp_schedule):
-        Microbatches(session.mode, recorder).install()
+        Microbatches(session.mode, recorder, trainer.pp_schedule).install()
 
 
 def _leave_uncompiled(config: Any) -> None:

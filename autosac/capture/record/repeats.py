@@ -6,7 +6,8 @@ numbers that it makes or is given, a `RowStretch` has their positions among thes
 if their stretches are equal, and the rows of a third one follow from its own numbers (`copy`).
 
 A number that is made by one microbatch and used by another one stays a number, and the stretches differ; except, if that is
-asked for, one that the microbatch `before` has made: what modules hold from one to the next.
+asked for, one that the microbatch `before` has made, or one that something `held` as the stretch began: what modules hold from
+one to the next.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from autosac.trace import (
 _FIRST_MADE = -2  # -1 is no number at all
 _FIRST_GIVEN = -(1 << 40)
 _FIRST_BEFORE = -(1 << 50)
+_FIRST_HELD = -(1 << 60)
 Translation = Callable[[int], int]
 
 
@@ -52,6 +54,8 @@ class _Numbers:
         self.given: list[int] = []
         self._before = before
         self._positions: dict[int, int] = {}
+        self._held: Sequence[int] = ()
+        self._held_positions: dict[int, int] = {}
 
     def make(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -63,12 +67,17 @@ class _Numbers:
             self._positions.setdefault(number, _FIRST_GIVEN - len(self.given))
             self.given.append(number)
 
+    def hold(self, numbers: Sequence[int]) -> None:
+        """What is held as a stretch begins; -1 stands for nothing."""
+        self._held = numbers
+        self._held_positions = {number: _FIRST_HELD - place for place, number in enumerate(numbers) if number >= 0}
+
     @staticmethod
     def is_given(position: int) -> bool:
         return _FIRST_BEFORE < position <= _FIRST_GIVEN
 
     def position(self, number: int) -> int:
-        found = self._positions.get(number)
+        found = self._held_positions.get(number, self._positions.get(number))
         if found is None and self._before is not None:
             made = self._before._positions.get(number, 0)
             if _FIRST_GIVEN < made <= _FIRST_MADE:
@@ -82,6 +91,8 @@ class _Numbers:
             return self.made[_FIRST_MADE - position]
         if position > _FIRST_BEFORE:
             return self.given[_FIRST_GIVEN - position]
+        if position <= _FIRST_HELD:
+            return self._held[_FIRST_HELD - position]
         assert self._before is not None
         return self._before.made[_FIRST_BEFORE - position]
 

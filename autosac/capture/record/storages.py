@@ -100,12 +100,16 @@ class StorageTable:
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[set[int]]:
-        """Ends of allocations are noted in the set that this gives, and not logged."""
+        """Ends of allocations are noted in the set that this gives, and not logged. What is resized has none afterwards."""
         self._silent = set()
         try:
             yield self._silent
         finally:
             self._silent = None
+
+    def hold(self, tensor: torch.Tensor, storage: int) -> None:
+        """The memory of a tensor that is known is this allocation from now on; -1 for none."""
+        self._live[id(tensor.untyped_storage())].storage = storage
 
     def adopt(self, tensor: torch.Tensor, storage: int) -> None:
         """The allocation holds this tensor, which nobody has seen yet: it ends with it."""
@@ -129,13 +133,16 @@ class StorageTable:
             if key == summand and position == len(self._log.events):
                 self._added_in_place(live, self._live[total])
         if live.storage >= 0:
-            if self._silent is None:
-                self._log.events.append(Free(live.storage))
-            else:
-                self._silent.add(live.storage)
-            live.storage = -1
+            self._ended(live)
         if self._live.get(key) is live:
             del self._live[key]
+
+    def _ended(self, live: _Live) -> None:
+        if self._silent is None:
+            self._log.events.append(Free(live.storage))
+        else:
+            self._silent.add(live.storage)
+        live.storage = -1
 
     def holds(self, storage: torch.UntypedStorage, nbytes: int) -> bool:
         """Whether resizing this storage to `nbytes` changes nothing: it is unknown, or has that size."""
@@ -148,9 +155,8 @@ class StorageTable:
         """`UntypedStorage.resize_` of a known storage: the old allocation ends, a new one begins."""
         live = self._live[id(storage)]
         if live.storage >= 0:
-            self._log.events.append(Free(live.storage))
-            live.storage = -1
-        if nbytes:
+            self._ended(live)
+        if nbytes and self._silent is None:
             label = Label.NONE if place.phase is Phase.SETUP else Label.UNSHARDED_PARAMETER
             live.storage = self._allocate(nbytes, "resize_", stream, place, label)
 
