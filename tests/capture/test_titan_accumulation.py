@@ -62,6 +62,7 @@ REQUESTS = {
     "FSDP and TP": request(gpus=4, more=("--parallelism.tensor_parallel_degree", "2"), ranks=2),
     "experts": request(gpus=2, model="deepseek_v3", more=("--parallelism.expert_parallel_degree", "2")),
     "compiled": request(gpus=2, more=("--compile.enable",)),
+    "pipeline, FSDP": request(gpus=4, more=("--parallelism.pipeline_parallel_degree", "2"), ranks=2),
 }
 
 
@@ -74,7 +75,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 
 def test_copied_microbatches_change_nothing(tmp_path: Path, captured: Both) -> None:
-    """Under all kinds of data parallelism, with TP, experts, checkpointing and compilation: the traces are the same, and 4
+    """Under all kinds of data parallelism, with TP, a pipeline, experts, checkpointing and compilation: the traces are the same, and 4
     of 6 microbatches have run.
     """
     for name, (whole, copied) in zip(REQUESTS, captured(tmp_path, tuple(REQUESTS.values())), strict=True):

@@ -134,7 +134,7 @@ def _copy_microbatches(session: CaptureSession, recorder: Recorder, trainer: Any
     """Let few of a step's microbatches run, if it has many that are alike."""
     if accumulates(trainer):
         AccumulatedMicrobatches(session.mode, recorder, trainer)
-    elif trainer.parallel_dims.pp_enabled and repeats(trainer.pp_schedule):
+    if trainer.parallel_dims.pp_enabled and repeats(trainer.pp_schedule):
         Microbatches(session.mode, recorder, trainer.pp_schedule).install()
 
 

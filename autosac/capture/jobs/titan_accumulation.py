@@ -6,8 +6,8 @@ for the loss, the others are copied. So of each step the microbatches 0, 1, 2 an
 from one microbatch to the next, 3 does, too. The trace is the same as that of the whole step.
 
 Numbers, texts and truth values that modules hold have to be the same after both, or all microbatches run; and if the last one
-is another one than those that were copied, the capture ends with a RepetitionError and is made anew, whole. Pipelines copy the
-microbatches of their schedules instead (`microbatches`).
+is another one than those that were copied, the capture ends with a RepetitionError and is made anew, whole. Of a
+pipeline, one call is a whole schedule, within which microbatches are copied, too (`microbatches`).
 """
 
 from __future__ import annotations
@@ -74,4 +74,4 @@ class AccumulatedMicrobatches(Copies):
 
 def accumulates(trainer: Any) -> bool:
     """Whether a trainer's step has so many microbatches that copying them pays."""
-    return trainer.gradient_accumulation_steps >= _LEAST and not trainer.parallel_dims.pp_enabled
+    return bool(trainer.gradient_accumulation_steps >= _LEAST)
