@@ -75,8 +75,8 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 
 def test_copied_microbatches_change_nothing(tmp_path: Path, captured: Both) -> None:
-    """Under all kinds of data parallelism, with TP, a pipeline, experts, checkpointing and compilation: the traces are the same, and 4
-    of 6 microbatches have run.
+    """Under all kinds of data parallelism, with TP, a pipeline, experts, checkpointing and compilation: the traces are the
+    same, and 4 of 6 microbatches have run.
     """
     for name, (whole, copied) in zip(REQUESTS, captured(tmp_path, tuple(REQUESTS.values())), strict=True):
         assert (name, whole.code, copied.code) == (name, 0, 0)
