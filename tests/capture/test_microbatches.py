@@ -98,6 +98,7 @@ REQUESTS = {
 # - 1F1B, of two stages: F0 F1 B0 F2 B1 ... F11 B10 B11. One forward comes after another one, F1; then F2 and F3, of which the
 #   backwards come after forwards. Of the last stage, F0 B0 F1 B1 ..., all are alike.
 # - GPipe: all forwards are alike, and all backwards.
+# - LoopedBFS, two stages a rank: as GPipe, but backwards come last microbatch first, so 10 and 9 are compared.
 # - Interleaved1F1B: both stages of a rank have parts of most kinds; the first rank one kind of which there is a single part.
 FREED = {
     "1F1B, first": (request("1F1B", 0, sharding=2, more=ALWAYS, count=12), 5),
@@ -112,6 +113,7 @@ FREED = {
         request("Interleaved1F1B", 1, sharding=2, more=ALWAYS, layers=None, count=12, checkpointing="full"),
         11,
     ),
+    "LoopedBFS": (request("LoopedBFS", 0, sharding=2, more=ALWAYS, layers=None, count=12), 12),
     "1F1B, accumulated": (
         request("1F1B", 0, sharding=2, more=(*ALWAYS, "--training.global_batch_size", "48"), count=12),
         10,
@@ -218,8 +220,8 @@ def test_kinds_of_parts() -> None:
 
 
 def test_orders_of_schedules() -> None:
-    """Microbatches are counted in the order of their forwards, whatever the schedule calls them (PyTorch 2.13 counts those of
-    1F1B's last stage from 1); idle places and other actions are left out.
+    """Forwards are counted from 0 (PyTorch 2.13 counts those of 1F1B's last stage from 1), and backwards are as they are, the
+    last microbatch's first in some schedules; idle places and other actions are left out.
     """
     kinds = SimpleNamespace(F=SimpleNamespace(name="FORWARD"), B=SimpleNamespace(name="FULL_BACKWARD"))
     reduce = SimpleNamespace(stage_index=1, computation_type=SimpleNamespace(name="REDUCE_GRAD"), microbatch_index=None)
@@ -228,9 +230,9 @@ def test_orders_of_schedules() -> None:
         return SimpleNamespace(stage_index=stage, computation_type=getattr(kinds, kind), microbatch_index=index)
 
     last = [None, action(1, "F", 1), action(1, "B", 0), action(1, "F", 2), action(1, "B", 1), reduce]
-    first = [action(0, "F", 0), action(0, "F", 1), action(0, "B", 0), action(0, "B", 1)]
+    first = [action(0, "F", 0), action(0, "F", 1), action(0, "B", 1), action(0, "B", 0)]
     schedule = SimpleNamespace(pipeline_order={0: first, 1: last})
-    assert orders_of(schedule) == {0: parts("F0 F1 B0 B1"), 1: parts("F0 B0 F1 B1")}
+    assert orders_of(schedule) == {0: parts("F0 F1 B1 B0"), 1: parts("F0 B0 F1 B1")}
     assert orders_of(SimpleNamespace()) == {}
 
 

@@ -103,7 +103,7 @@ class Microbatches(Copies):
         """The schedule begins with a stage, perhaps not for the first time in a step that accumulates gradients."""
         units, count = FSDPUnits(stage.submod), stage.chunks or 1
         order = self._orders.get(stage.stage_index)
-        if order is None or len(order) != 2 * count:
+        if set(order or ()) != {(part, index) for part in (FORWARD, BACKWARD) for index in range(count)}:
             order = None
         keeps = units.keep_parameters
         if order is None and keeps:  # then it does not matter
@@ -239,8 +239,9 @@ class Microbatches(Copies):
 
 
 def orders_of(schedule: Any) -> dict[int, Order]:
-    """The forwards and backwards of each stage, as far as a schedule tells; of one that divides backwards nothing. A stage's
-    microbatches come in their order: Schedule1F1B (PyTorch 2.13) begins to count at 1 on its last stage.
+    """The forwards and backwards of each stage, as far as a schedule tells; of one that divides backwards nothing.
+
+    Schedule1F1B (PyTorch 2.13) counts the forwards of its last stage from 1. They come in their order.
     """
     found: dict[int, list[tuple[str, int]]] = {}
     parts = {"FORWARD": FORWARD, "FULL_BACKWARD": BACKWARD}
@@ -248,9 +249,13 @@ def orders_of(schedule: Any) -> dict[int, Order]:
         for action in filter(None, actions):
             part = parts.get(action.computation_type.name)
             if part is not None:
-                order = found.setdefault(action.stage_index, [])
-                order.append((part, sum(part == known for known, _ in order)))
-    return dict(found)
+                found.setdefault(action.stage_index, []).append((part, action.microbatch_index))
+    return {stage: _from_zero(order) for stage, order in found.items()}
+
+
+def _from_zero(order: Order) -> Order:
+    first = min((index for part, index in order if part == FORWARD), default=0)
+    return [(part, index - first if part == FORWARD else index) for part, index in order]
 
 
 def kinds_of(order: Order, keeps_parameters: bool) -> dict[tuple[str, int], PartKind]:
