@@ -116,6 +116,17 @@ def test_the_figures_at_the_top_of_the_accuracy_page_are_those_of_the_tables() -
     assert f"step time by {study[2]} % on average and by {study[3]} % at worst" in words
 
 
+def test_the_figures_of_unseen_runs_are_those_of_their_table() -> None:
+    """At the top of the accuracy page the mean of all, and of the six newest; on their own page also that of the first 72."""
+    page = (DOCS / "unseen.md").read_text()
+    errors = [abs(float(text)) for text in re.findall(r"^U\d.* ([+-][\d.]+)% \|$", page, re.MULTILINE)]
+    assert len(errors) == 78
+    first, newest, both = (round(sum(part) / len(part), 1) for part in (errors[:72], errors[72:], errors))
+    accuracy = (DOCS / "accuracy.md").read_text()
+    assert f"{both} % off on average (the six newest: {newest} %)" in accuracy
+    assert f"{first} % of the first 72, {newest} % of the\nsix newest" in page
+
+
 def test_memory_of_the_four_layers() -> None:
     """Kept: 4 x 4 GiB in 12 ms. All recomputed: four inputs and one inside, 4 ms more. Two: 2 inputs and 2 layers."""
     peaks = [
