@@ -38,20 +38,21 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    that is left to its products, all else in W, and what runs on other streams.
 8. One thread issues all that a rank does: without a pipeline, a step takes no less than that (`bounds.hosts`).
 
-**Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's
-shards) of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's
-step all of them. FSDP reduces a pipeline's gradients once, after the last microbatch: in between, a stage that has run
-backward has gradients of all its parameters, which are divided among tensor and expert parallel ranks only. Parameters that
-are not freed after the forward are gathered alike; of those that are, one layer's as its backward begins. As that ends, it has
-gradients as they were computed, beside what the other layers keep. How many microbatches a rank holds as a backward begins is
-the schedule's (`space.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a
-unit of checkpointing is a layer or lies in one, and what it recomputes from is not freed. While what stands behind the layers
-runs, between their forward and their backward, all that the layers keep is there, and what the operator at work reads and
-writes. Without a pipeline, what the other layers keep is there while FSDP reduces the gradients of the layer that ran backward
-first: as they were computed, and in float32 as one message; and as the next layer's backward ends, with what it gathered and
-its gradients, while that message waits. A pipeline's stages hold what they receive, for all microbatches of the step
-(`beside.received_bytes`). A budget of reserved memory holds, at any time, the most that is there at once of what
-FSDP allocates on streams of its own (`bounds.sharding`): gathered messages, and reduced gradients.
+**Memory** (`memory_bound_bytes`): parameters and optimizer states live during the whole step, on P / (tensor * FSDP's shards)
+of the parameters of a stage. With accumulated gradients, those too, after the first microbatch; at the optimizer's step all of
+them. FSDP reduces a pipeline's gradients once, after the last microbatch: in between, a stage that has run backward has
+gradients of all its parameters, which are divided among tensor and expert parallel ranks only. Parameters that are not freed
+after the forward are gathered alike; of those that are, one layer's as its backward begins. As that ends, it has gradients as
+they were computed, beside what the other layers keep. No backward of a pipeline frees what it gathers: as a stage's last one
+ends, all its parameters and gradients are there. How many microbatches a rank holds as a backward begins is the schedule's
+(`space.schedules`). Of each it keeps, whatever is checkpointed, the inputs of its layers: a unit of checkpointing is a layer
+or lies in one, and what it recomputes from is not freed. While what stands behind the layers runs, between their forward and
+their backward, all that the layers keep is there, and what the operator at work reads and writes. Without a pipeline, what the
+other layers keep is there while FSDP reduces the gradients of the layer that ran backward first: as they were computed, and in
+float32 as one message (of experts at least these, which may have one of their own); and as the next layer's backward ends,
+with what it gathered and its gradients, while that message waits. A pipeline's stages hold what they receive, for all
+microbatches of the step (`beside.received_bytes`). A budget of reserved memory holds, at any time, the most that is there at
+once of what FSDP allocates on streams of its own (`bounds.sharding`): gathered messages, and reduced gradients.
 
 **Recomputation** (`recompute_bound_ms`). What a step keeps without checkpointing must shrink to the budget. What that costs a
 layer at least is a convex function of the bytes it frees (`bounds.recomputation`). So the least recomputation
@@ -369,14 +370,29 @@ def _needs(layout: Layout, shape: ModelCosts, place: PipelineRank) -> list[tuple
         for moment in _moments(layout, place)
     ]
     if layout.pipeline > 1 and gathers_of(layout):
+        found.append((_after_backward_bytes(layout, shape, place), []))
         found += [
             _after_a_layer(layout, shape, place, moment)
             for moment in _moments(layout, place)
             if moment.stage >= 0 and place.counts[moment.stage]  # TorchTitan may give the ends no layer
         ]
-    if layout.pipeline == 1 and layout.shard * layout.context > 1 and shape.least_parameters:
-        found += [_reducing(layout, shape, place, done) for done in (1, 2) if done < shape.layers]
+    if layout.pipeline == 1 and layout.shard * layout.context > layout.expert and shape.message_parameters:
+        # Two layers one after the other are only known to be alike where they have no messages of their own for experts.
+        most = min(shape.layers - 1, 2 if shape.least_parameters or shape.sharding.gathered_bytes else 1)
+        found += [_reducing(layout, shape, place, done) for done in range(1, most + 1)]
     return found
+
+
+def _after_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank) -> float:
+    """What is there, beside what is kept, as the last backward of a rank's largest stage ends: all its parameters, gathered,
+    and all its gradients, which FSDP reduces after that. Backwards of weights alone leave them as they were computed.
+    """
+    stages = zip(place.counts, place.leading, strict=True)
+    largest = max(shape.parameters(count, leading) for count, leading in stages)
+    found = _states_bytes(layout, shape, place, gradients=_pools(layout, shape).gradients_apart)
+    found += received_bytes(layout, shape, place) + _gathered_pool_bytes(layout, shape, place)
+    gradient_bytes = shape.gradient_bytes if layout.schedule in WHOLE_BACKWARDS else shape.compute_bytes
+    return found + (shape.compute_bytes + gradient_bytes) * largest / expert_shards(layout)
 
 
 def _after_a_layer(
@@ -403,7 +419,7 @@ def _reducing(
     """As `_needs`, when one layer or, by then, two have run backward: the first one's gradients in a message, beside them or,
     where the message waits, beside the second one's parameters and gradients.
     """
-    layer = shape.least_parameters / expert_shards(layout)
+    layer = shape.message_parameters / expert_shards(layout)
     before = _before_backward_bytes(layout, shape, place, Moment((1,), (False,), False))
     if layout.keeps_parameters:
         before -= shape.compute_bytes * shape.layer_parameters / expert_shards(layout)

@@ -70,14 +70,15 @@ NO_OTHERS = OtherTimes()
 class ModelCosts:
     """What bounds know of a model: its layers, what stands before them (`first`) and behind them (`last`).
 
-    `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if
-    that is not known); sizes are of the whole model, unsharded. The `last` part's kept tensors are those that are there
-    while the last of the model runs, beside what the layers keep. `budget_bytes`: within which stages are balanced.
-    `traffic`: of FSDP, for one layer. `ends_less`: how many layers fewer TorchTitan gives the first and the last stage.
-    `hop_bytes`, `hop_ms`: a layer's input, and to send it to the next pipeline stage. `reserved`: the budget is of reserved
-    memory. `leading`: how many layers at the front are like `lead`, with `lead_parameters`; all others are like `layer`.
-    `layer_experts`: the most that experts are of a layer's parameters. `others`: what a step does beside its layers that is
-    no product. `host`: what a rank's host pays. `power`: what the GPU may draw.
+    `layer_parameters`: of one layer on average, `least_parameters` of any whose gradients FSDP reduces together (0 if that is
+    not known), `message_parameters` at least of those whose gradients it reduces together in a layer that repeats; sizes are
+    of the whole model, unsharded. The `last` part's kept tensors are those that are there while the last of the model runs,
+    beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`: of FSDP, for one layer.
+    `ends_less`: how many layers fewer TorchTitan gives the first and the last stage. `hop_bytes`, `hop_ms`: a layer's input,
+    and to send it to the next pipeline stage. `reserved`: the budget is of reserved memory. `leading`: how many layers at the
+    front are like `lead`, with `lead_parameters`; all others are like `layer`. `layer_experts`: the most that experts are of a
+    layer's parameters. `others`: what a step does beside its layers that is no product. `host`: what a rank's host pays.
+    `power`: what the GPU may draw.
     """
 
     layers: int
@@ -87,6 +88,7 @@ class ModelCosts:
     layer_parameters: float
     outside_parameters: float
     least_parameters: float = 0.0
+    message_parameters: float = 0.0
     state_bytes: int = 12
     gradient_bytes: int = 4
     compute_bytes: int = 2
@@ -125,6 +127,7 @@ class ModelCosts:
             memory_gbps=math.inf,
             host_gb_us=0.0,
             least_parameters=0.0,
+            message_parameters=0.0,
             traffic=NO_TRAFFIC,
             sharding=NOTHING_KNOWN,
         )

@@ -97,6 +97,7 @@ class Sheet:
         """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
         leading ones by themselves.
         """
+        experts = {name: size for name, size in self.parameter_shapes if len(size) > 2}
         return ModelCosts(
             layers=self.layers,
             layer=self.least if pipeline else self.layer,
@@ -105,7 +106,8 @@ class Sheet:
             layer_parameters=self.repeating_parameters if pipeline else self.layer_parameters,
             outside_parameters=self.outside_parameters,
             # FSDP reduces experts apart from what else a layer has.
-            least_parameters=0.0 if any(len(size) > 2 for _, size in self.parameter_shapes) else self.least_parameters,
+            least_parameters=0.0 if experts else self.least_parameters,
+            message_parameters=self._least_experts(experts) if experts else self.least_parameters,
             sharding=self.sharding,
             layer_experts=most_experts(dict(self.parameter_shapes)),
             leading=self.leading if pipeline else 0,
@@ -114,6 +116,15 @@ class Sheet:
             others=self.others,
             host=self.host,
         )
+
+    def _least_experts(self, experts: Mapping[str, Sequence[int]]) -> float:
+        """Of all layers' parameters of experts that repeat, the least."""
+        layers = {layer_number(name) for name, _ in self.parameter_shapes} - {NO_LAYER}
+        found = dict.fromkeys(sorted(layers)[self.leading :], 0.0)
+        for name, size in experts.items():
+            if layer_number(name) in found:
+                found[layer_number(name)] += math.prod(size)
+        return min(found.values(), default=0.0)
 
     def document(self) -> dict[str, Any]:
         """As JSON's types; infinite costs are None."""
