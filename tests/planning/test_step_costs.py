@@ -65,6 +65,21 @@ def test_what_is_hidden_is_measured(make_job: MakeJob) -> None:
     assert all(cost.floor_ms == 0 and cost.plain_ms is None for cost in costs)
 
 
+@pytest.mark.parametrize("solver", ["pareto", "greedy"])
+def test_a_share_of_the_time_counts(make_job: MakeJob, solver: str) -> None:
+    """A quarter of each item's time, of what runs again when others are kept, and of the whole unit's; another unit's counts
+    whole. What the paper's solvers decide as if it were independent stays so.
+    """
+    planner = Planner(make_job().observed(), replace(goal(1), solver=solver))
+    problem, whole = planner.priced()
+    priced, items = planner.priced((UnitCost(share=0.25), *[UnitCost()] * 3))
+    assert priced.units[0].recompute_ms == 0.25 * problem.units[0].recompute_ms > 0
+    assert [item.recompute_ms for item in items[0].items] == [0.25 * item.recompute_ms for item in whole[0].items]
+    assert items[0].demand.measured(frozenset())[1] == 0.25 * whole[0].demand.measured(frozenset())[1] > 0
+    assert (items[0].closure is None) is (solver == "greedy")
+    assert items[1:] == whole[1:] and priced.units[1:] == problem.units[1:]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_all_ranks_run_while_one_recomputes(make_job: MakeJob, stage: int) -> None:
     """One of three equal ranks computes 4 ms more in one layer, of which 3 ms are hidden: 40 instead of 39 ms. The other two
