@@ -65,6 +65,23 @@ def test_what_is_hidden_is_measured(make_job: MakeJob) -> None:
     assert all(cost.floor_ms == 0 and cost.plain_ms is None for cost in costs)
 
 
+def test_what_was_hidden_stays_known_where_less_is_recomputed(make_job: MakeJob) -> None:
+    """3 ms hide, of sixteenths of 4.5 ms ten. 1 ms that hides as a whole says nothing of the rest; of 4 ms, 1 is felt: no more
+    than 3 can be hidden, whatever was thought before.
+    """
+    planner = Planner(make_job().observed(), goal(1))
+    step_costs = StepCosts(planner.base, planner.problem, [4.5] * 4, [2] * 4)
+    thought = (
+        UnitCost(hidden_ms=2.8125),
+        UnitCost(hidden_ms=2.8125),
+        UnitCost(hidden_ms=4.5),
+        UnitCost(hidden_ms=2.8125),
+    )
+    less, more = (step_costs.refined(thought, {2: AddedWork(device_ms=ms)}) for ms in (1.0, 4.0))
+    assert less == thought
+    assert [cost.hidden_ms for cost in more] == pytest.approx([2.8125] * 4)
+
+
 @pytest.mark.parametrize("solver", ["pareto", "greedy"])
 def test_a_share_of_the_time_counts(make_job: MakeJob, solver: str) -> None:
     """A quarter of each item's time, of what runs again when others are kept, and of the whole unit's; another unit's counts
