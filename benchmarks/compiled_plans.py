@@ -54,6 +54,7 @@ JOBS = (
     Job(name="8B, 4 sequences of 4k", arguments="--training.local_batch_size 4 --training.seq_len 4096"),
     Job(name="8B, TP 2", arguments=f"{_TP} 2", budget="48GiB"),
     Job(name="8B, float8", arguments="--model.converters quantize.linear.float8"),
+    Job(name="8B, float8, TP 2", arguments=f"--model.converters quantize.linear.float8 {_TP} 2", budget="48GiB"),
     Job(name="Qwen3 14B, 1 sequence", arguments=f"{_QWEN} --training.seq_len 8192 --training.local_batch_size 1"),
     Job(name="Qwen3 14B, 2 sequences", arguments=f"{_QWEN} --training.seq_len 4096", world_size=16),
     Job(name="70B, 64 GPUs", file="llama3_70b.toml", world_size=64),
@@ -68,6 +69,11 @@ JOBS = (
     Job(
         name="deepseek_v3 16B, EP 8",
         arguments="--model.name deepseek_v3 --model.flavor 16B --training.seq_len 4096 --parallelism.expert_parallel_degree 8",
+    ),
+    Job(
+        name="Qwen3 30B-A3B, EP 8",
+        arguments="--model.name qwen3 --model.flavor 30B-A3B --training.seq_len 4096 --parallelism.expert_parallel_degree 8",
+        world_size=16,
     ),
 )
 

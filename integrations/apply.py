@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
-from autosac.integrations.operators.modules import clean_name, find_module, is_compiled, parameters_of, unwrapped
+from autosac.integrations.operators.modules import clean_name, find_module, has_compiled, parameters_of, unwrapped
 from autosac.integrations.partitioner import last_traced, save_what_changes
 from autosac.integrations.recompute import compiled_classes, compiled_parts, constructors, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
@@ -329,7 +329,7 @@ def check_model(model: nn.Module, plan: Plan) -> bool:
 def _check_module(unit: Unit, module: nn.Module) -> None:
     if any(_is_checkpointed(inner) for inner in module.modules()):
         raise PlanError(f"{unit.fqn} has activation checkpointing already: apply the plan to a model without it")
-    if any(is_compiled(inner) or inner._compiled_call_impl is not None for inner in module.modules()):
+    if has_compiled(module):
         raise PlanError(f"{unit.fqn} is compiled already: apply the plan before torch.compile")
     if isinstance(module, torch.jit.ScriptModule):
         raise PlanError(f"{unit.fqn} is a TorchScript module, whose operators cannot be seen: leave it out of the plan")

@@ -46,7 +46,6 @@ CAPTURE = (
     "invariants",
     "planning/test_expert_load.py",
     "planning/test_offloading.py",
-    "planning/test_step_costs.py",
     "scripts",
     "titan03",
 )

@@ -268,6 +268,10 @@ class TitanCaptures:
         if "none" not in self._simulations:
             self.start("none")
             trace = self._with_dynamic_shapes(self._started["none"].result())
+            if trace.info.compiled:  # as its settings say; TorchTitan compiles not every model
+                self._begin(_NONE_COMPILED, self.job.request("none"))
+                compiled = self._started[_NONE_COMPILED].result().info.compiled
+                trace = replace(trace, info=replace(trace.info, compiled=compiled))
             self._simulations["none"] = simulation_of(trace, self.job.target)
         return self._simulations["none"]
 

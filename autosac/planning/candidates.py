@@ -87,14 +87,21 @@ class Candidates:
         """The candidate with the plan's units and settings, simulated if there is none yet."""
         if self._traced:
             plan = replace(plan, units=tuple(as_traced(u, self._traced.get(u.fqn, ())) for u in plan.units))
-        for known in self.verified:
-            if known.plan.units == plan.units and known.plan.settings == plan.settings:
+        for i, known in enumerate(self.verified):
+            if _decided(known.plan) == _decided(plan):
+                if mirrors and not known.mirrors:
+                    self.verified[i] = known = replace(known, mirrors=mirrors)
                 return known
         self._progress(f"{self._doing} (plan {len(self.verified) + 1})")
         simulation = self._verifier.under(plan)
         candidate = Candidate(plan=plan, simulation=simulation, solution=solution, costs=costs, mirrors=mirrors)
         self.verified.append(candidate)
         return candidate
+
+
+def _decided(plan: Plan) -> object:
+    """Equal for plans under which the step is the same, whatever they state of their units."""
+    return plan.settings, [(unit.fqn, unit.policy) for unit in plan.units]
 
 
 def find_border(fits: Callable[[int], bool], guess: int, count: int) -> int:

@@ -116,6 +116,13 @@ class CompiledMixes:
         """Whether units may have memory budgets of their own."""
         return any(len(without_budgets(group).policies) < len(group.policies) for group in self._groups)
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a memory budget for all that is compiled may do what no mix can: units cannot have any of their own, or
+        something inside of layers is compiled that is no unit (functions of experts).
+        """
+        return not self.has_budgets or any(group.of_parts for group in self._groups)
+
     def _is_worthwhile(self, goal: Goal, choice: MixChoice, candidate: Candidate) -> bool:
         """Whether what a verified choice leaves of the budget is worth another capture: where that is much, hardly any time
         is, for the expected peak was far off.
@@ -125,11 +132,8 @@ class CompiledMixes:
         return choice.ms - richer.ms >= (_GRAPH if left > _MUCH else _WORTH) * self.none.step_ms
 
     def smallest(self, goal: Goal) -> Plan:
-        """The plan in which every unit follows the policy with the fewest saved bytes."""
-        units = []
-        for group, costs in zip(self._groups, self._costs(), strict=True):
-            policy = min(costs, key=lambda p: costs[p].nbytes)
-            units += [policy.of(unit) for unit in group.units]
+        """The plan in which every unit recomputes all that it can."""
+        units = [_least(group).of(unit) for group in self._groups for unit in group.units]
         return plan_of(self._observed, goal, tuple(unit for unit in units if unit is not None))
 
     def mirror(self, goal: Goal, baseline: str) -> Plan | None:
@@ -334,8 +338,7 @@ class CompiledMixes:
         """What has been measured. Full checkpointing, which may be all that fits, costs what is expected until it is."""
         found = []
         for group, known in zip(self._groups, self._measured, strict=True):
-            least = next((p for p in group.policies if p.has_decisions), group.policies[-1])
-            own = known[group.policies[0]]
+            least, own = _least(group), known[group.policies[0]]
             found.append({**known, least: known.get(least, least.expected(own))})
         return found
 
@@ -357,6 +360,11 @@ class CompiledMixes:
         return Reasons(
             objective="step", method="mix of measured policies", ms_per_gib=max(0.0, choice.ms - richer.ms), binding=()
         )
+
+
+def _least(group: UnitGroup) -> CompiledPolicy:
+    """Full checkpointing, or the smallest memory budget where units cannot be checkpointed."""
+    return next((policy for policy in group.policies if policy.has_decisions), group.policies[-1])
 
 
 def _sizes(groups: Sequence[UnitGroup], costs: Sequence[Mapping[CompiledPolicy, Cost]]) -> list[EqualUnits]:

@@ -91,6 +91,15 @@ def undominated(candidates: Sequence[Candidate], ranks: Collection[int]) -> list
     return [candidates[i] for i in kept]
 
 
+def agreeing(stages: Sequence[Sequence[Candidate]]) -> list[list[list[Candidate]]]:
+    """The candidates of all stages that a job can follow together, by what it has one of: the memory budget of all that is
+    compiled. Empty if the stages have none in common.
+    """
+    budgets = sorted({c.plan.settings.memory_budget for candidates in stages for c in candidates})
+    found = [[[c for c in pool if c.plan.settings.memory_budget == budget] for pool in stages] for budget in budgets]
+    return [pools for pools in found if all(pools)]
+
+
 def choose(stages: Sequence[Sequence[Candidate]], step_of: StepOf) -> tuple[Candidate, ...]:
     """The combination with the shortest step; of equally long ones that which recomputes least, then of least memory."""
     ranks = [candidates[0].simulation.trace.info.rank for candidates in stages]

@@ -29,7 +29,7 @@ from autosac.planning.closed_loop import (
     faster,
     find_verified,
 )
-from autosac.planning.joint_choice import JointSteps, choose, is_dominated
+from autosac.planning.joint_choice import JointSteps, agreeing, choose, is_dominated
 from autosac.planning.joint_prices import JointPrices
 from autosac.planning.stage_plans import join_plans
 from autosac.progress import Parts
@@ -141,8 +141,23 @@ class _Pipeline:
         stage.pool += [c for c in stage.loop.search.verified if c.fits(self._goal) and id(c) not in known]
 
     def _choose(self) -> tuple[Candidate, ...]:
+        self._agree()
         self._progress("simulating the step of all stages")
-        return choose([stage.pool for stage in self._stages], self._steps.step_ms)
+        found = [choose(pools, self._steps.step_ms) for pools in agreeing([stage.pool for stage in self._stages])]
+        if not found:
+            raise InfeasibleError(
+                "no memory budget of the compiler's partitioner was found that all pipeline stages can follow"
+            )
+        return min(found, key=self._step_ms)
+
+    def _agree(self) -> None:
+        """Let all stages follow the largest memory budget for all that is compiled that fits in every one: a job has one."""
+        pools = [{c.plan.settings.memory_budget for c in stage.pool} - {1.0} for stage in self._stages]
+        least = min((max(budgets) for budgets in pools if budgets), default=None)
+        for stage in self._stages:
+            if least is not None and all(c.plan.settings.memory_budget != least for c in stage.pool):
+                candidate = stage.loop.search.verify_budget(self._goal, least)
+                stage.pool += [candidate] if candidate.fits(self._goal) else []
 
     def _step_ms(self, chosen: Sequence[Candidate]) -> float:
         return self._steps.step_ms([candidate.simulation for candidate in chosen])
@@ -306,8 +321,9 @@ class _Pipeline:
     def _planned_stage(self, stage: _Stage, candidate: Candidate) -> Planned:
         """A stage's own part of the plan."""
         loop = stage.loop
-        notes: tuple[str, ...] = () if candidate.plan.settings.job_checkpointing else (FITS_WITHOUT,)
-        if candidate.plan.units:
+        settings = candidate.plan.settings
+        notes: tuple[str, ...] = () if settings.job_checkpointing else (FITS_WITHOUT,)
+        if candidate.plan.units or settings.memory_budget != 1:
             notes = (*loop.search.notes(self._goal, candidate, is_stage=True), *stage.hosted, *loop.derivation.notes())
         notes = (*notes, *failing(loop.captures), *candidate.simulation.trace.info.notes)
         plan = loop.stated(candidate).plan

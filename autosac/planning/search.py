@@ -13,11 +13,13 @@ one or two at a time (`local_search`).
 
 Where the layers are compiled as a whole, plans are mixes of measured policies instead (`compiled_search`). A memory budget of
 the compiler's partitioner for all that is compiled competes (`_leave_to_compiler`) where single layers cannot have one, and
-where only parts of layers are compiled. There each plan costs a capture: few are tried, for what the step pays only.
+where parts of layers are compiled: functions inside them obey that, and no unit's. There each plan costs a capture: few are
+tried, for what the step pays only.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -97,8 +99,11 @@ class Search:
         """
         if self._mixes is not None:
             self._mixes.find(goal, self._candidates)
-            if not self._mixes.has_budgets:
+            if self._mixes.leaves_out:
                 self._leave_to_compiler(goal, self._mixes.none)
+            if self._fastest(goal) is None:  # its peak is what is said to work
+                with contextlib.suppress(CaptureError):
+                    self._candidates.verify(self._mixes.smallest(goal))
             return self._fastest(goal)
         if self._compiled is not None:
             self._leave_to_compiler(goal, self._compiled)
@@ -132,16 +137,28 @@ class Search:
 
     def _leave_to_compiler(self, goal: Goal, none: Simulation) -> None:
         """Verify the largest memory budget of the compiler's partitioner that fits, for all that the job compiles; from where
-        it would be if peaks were the budget's share of the peak without checkpointing.
+        it would be if peaks were the budget's share of the peak without checkpointing. Below one whose step is longer than
+        that of a plan that fits nothing is looked for.
         """
+        too_slow = -1
 
         def fits(i: int) -> bool:
-            plan = plan_of(self._planner.base, goal, ())
-            settings = replace(plan.settings, memory_budget=BUDGETS[i])
-            return self._candidates.verify(replace(plan, settings=settings)).fits(goal)
+            nonlocal too_slow
+            if i <= too_slow:
+                return True
+            candidate = self.verify_budget(goal, BUDGETS[i])
+            best = self._fastest(goal)
+            if best is not None and best.simulation.step_ms < candidate.simulation.step_ms:
+                too_slow = i
+            return candidate.fits(goal)
 
         share = goal.budget_bytes / max(1, none.peak_bytes(goal.budget_kind))
         find_border(fits, min(len(BUDGETS) - 1, int(len(BUDGETS) * share)), len(BUDGETS))
+
+    def verify_budget(self, goal: Goal, budget: float) -> Candidate:
+        """Verify a memory budget of the compiler's partitioner for all that is compiled."""
+        plan = plan_of(self._planner.base, goal, ())
+        return self._candidates.verify(replace(plan, settings=replace(plan.settings, memory_budget=budget)))
 
     def fit(self, goal: Goal, costs: Costs | None) -> None:
         """Verify plans until one fits and uses the budget, or no inner budget is left to try.
@@ -338,17 +355,21 @@ class Search:
     ) -> InfeasibleError:
         """What the smallest budget would be: the least verified peak, that of recomputing everything among them, or of a
         baseline that no plan can express. Plans that keep more may reserve a little less, as its holes are the allocator's:
-        it is the smallest that was found. `owns`: the job's own ways of checkpointing that are plans.
+        it is the smallest that was found; of compiled mixes, of which another budget's search tries others, the smallest that
+        every search finds. `owns`: the job's own ways of checkpointing that are plans.
         """
         kind = goal.budget_kind
         plan = self._planner.smallest() if self._mixes is None else self._mixes.smallest(goal)
         try:
-            smallest = self._candidates.verify(plan).simulation
+            found = self._candidates.verify(plan)
+            smallest = found.simulation
+            tried = [c for c in self.verified if self._mixes is None or c is found or c.mirrors]
         except CaptureError:
             if not self.verified:
                 raise
             smallest = min((c.simulation for c in self.verified), key=lambda s: s.peak_bytes(kind))
-        least = min(c.simulation.peak_bytes(kind) for c in (*self.verified, *owns))
+            tried = self.verified
+        least = min(c.simulation.peak_bytes(kind) for c in (*tried, *owns))
         report = smallest.memory.peak()
         name = _least(baselines, kind)
         own_bytes = baselines[name].peak_bytes(kind) if name is not None else least

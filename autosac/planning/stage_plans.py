@@ -38,6 +38,7 @@ def join_plans(
             predictions[name] = _prediction([stage[name] for stage in baselines], steps)
     together = pipeline.joined()
     first = planned[0].plan
+    assert all(stage.plan.settings.memory_budget == first.settings.memory_budget for stage in planned)
     plan = replace(
         first,
         made_for=replace(

@@ -292,7 +292,9 @@ class Plan:
     @property
     def doing(self) -> str:
         """How it checkpoints, in a few words."""
-        own = self.settings.job_checkpointing
+        own, budget = self.settings.job_checkpointing, self.settings.memory_budget
+        if budget != 1 and not self.units:
+            return f"a memory budget of {budget:g} for all that is compiled"
         return f"TorchTitan's own {own} checkpointing" if own else f"{len(self.units)} modules checkpointed"
 
     @property

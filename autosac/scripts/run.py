@@ -380,7 +380,7 @@ class ScriptRun:
             rank=request.rank,
             parameter_shapes=shapes,
             **checkpointing_of(parts, request.plan_file),
-            compiled=any(_is_compiled(part) for part in parts) or bool(self._finder and self._finder.is_compiled),
+            compiled=any(map(modules.has_compiled, parts)) or bool(self._finder and self._finder.is_compiled),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
             notes=notes,
@@ -412,11 +412,6 @@ def _trains_on_host(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     """Whether an optimizer updates parameters that are in the host's memory."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     return any(p.device.type == "cpu" for group in groups for p in group["params"])
-
-
-def _is_compiled(model: torch.nn.Module) -> bool:
-    """Whether the model, or a part of it, is compiled."""
-    return any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl is not None for m in model.modules())
 
 
 def _what_is_chosen(load: str) -> str:

@@ -44,6 +44,11 @@ def is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules
 
 
+def has_compiled(model: nn.Module) -> bool:
+    """Whether a module, or one inside it, is compiled: by `torch.compile` or `nn.Module.compile`."""
+    return any(is_compiled(module) or module._compiled_call_impl is not None for module in model.modules())
+
+
 def find_module(model: nn.Module, fqn: str) -> nn.Module | None:
     """The module of this clean name as it stands in its parent, wrappers included; None if there is none."""
     module: nn.Module | None = model

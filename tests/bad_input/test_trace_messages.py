@@ -70,6 +70,7 @@ INFO = TraceInfo(
     stage_outputs=(((2,), (1,), "float32"),),
     cut=Cut(2, 1, 4),
     moe_load={"draw": 1},
+    traced={"a": (("mm", (((2, 3), "float32"),)),)},
     notes=("a note",),
 )
 TRACE = Trace(

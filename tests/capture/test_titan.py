@@ -300,6 +300,21 @@ def test_errors_of_jobs(titan: Capture, overrides: tuple[str, ...], kind: Any, w
     assert titan().events
 
 
+def test_a_model_that_torchtitan_does_not_compile(titan: Capture) -> None:
+    """With compile.enable it computes what it does without; only the observed step, which has not seen it, says that it is
+    compiled. The report says so.
+    """
+    gpt_oss = ("--model.name", "gpt_oss", "--model.flavor", "debugmodel", "--training.seq_len", "64")
+    plain = titan(*gpt_oss)
+    asking, observed = (
+        titan(*gpt_oss, "--compile.enable", "--compile.components", "model", observe=observe)
+        for observe in (False, True)
+    )
+    assert asking.events == plain.events and not asking.info.compiled and observed.info.compiled
+    note = "compile.enable does not compile the model, which TorchTitan's code leaves as it is"
+    assert asking.info.notes == (note, *plain.info.notes)
+
+
 def test_validation_is_left_out(titan: Capture) -> None:
     """No data set is read for it, the step is the same, and the report says so."""
     plain, validating = titan(), titan("--validation.enable", "--validation.dataset", "c4_validation")

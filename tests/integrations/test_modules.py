@@ -13,6 +13,7 @@ from autosac.integrations import apply
 from autosac.integrations.operators.modules import (
     clean_name,
     find_module,
+    has_compiled,
     is_compiled,
     parameter_shapes,
     parameters_of,
@@ -54,6 +55,13 @@ def test_wrappers_are_taken_off() -> None:
     assert widths == [1, 2, 3, 4, 5]
     assert [is_compiled(found[i]) for i in range(5)] == [False, False, False, True, False]  # type: ignore[index]
     assert unwrapped(found) is found
+
+
+def test_a_compiled_part_is_found() -> None:
+    """By either way to compile it, however deep; a model without one has none."""
+    plain, in_place = nn.Sequential(nn.Linear(1, 1)), nn.Sequential(nn.Sequential(nn.Linear(1, 1)))
+    in_place[0][0].compile()  # type: ignore[index]
+    assert [has_compiled(each) for each in (plain, in_place, model())] == [False, True, True]
 
 
 def test_fabric_is_a_wrapper() -> None:

@@ -29,13 +29,15 @@ class _Server:
         self.asked: list[TitanRequest] = []
         self.cancelled: list[TitanRequest] = []
         self.room = True
+        self.compiled = False  # what is not observed
         self._futures: list[Future[Trace]] = []
 
     def submit(self, request: TitanRequest) -> Future[Trace]:
         self.asked.append(request)
         self._futures.append(Future())
         if request.checkpointing == "none":
-            self._futures[-1].set_result(trace_of(parallelism=Parallelism(), modules=("", "layers.0", "layers.1")))
+            modules, compiled = ("", "layers.0", "layers.1"), self.compiled or request.observe
+            self._futures[-1].set_result(trace_of(parallelism=Parallelism(), modules=modules, compiled=compiled))
         return self._futures[-1]
 
     def cancel(self, future: Future[Trace]) -> None:
@@ -96,6 +98,16 @@ def test_a_capture_ahead_ends_where_another_plan_is_asked_for(tmp_path: Path) ->
     captures.begin(plan("layers.0"))
     assert server.plans(server.asked) == [("layers.0",), ("layers.1",), ("layers.0",)]
     assert server.plans(server.cancelled) == [("layers.0",)]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_step_that_may_compile_tells_whether_it_does(tmp_path: Path, compiled: bool) -> None:
+    """The observed step knows the job's settings only. Where TorchTitan leaves the model as it is, it is the baseline."""
+    server: Any = _Server()
+    server.compiled = compiled
+    captures = captures_from(server, tmp_path, "--compile.enable")
+    assert captures.observed().trace.info.compiled is captures.compiled is compiled
+    assert (captures.baseline("none") is captures.observed()) is not compiled
 
 
 def test_all_cuts_are_cancelled() -> None:

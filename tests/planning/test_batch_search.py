@@ -72,6 +72,14 @@ def test_what_is_asked_and_what_is_not() -> None:
     assert outcomes == {8: "not faster", **planned, 13: "too large", 15: "too large"}
 
 
+def test_no_plan_is_made_for_what_can_at_best_be_as_fast() -> None:
+    """Under its plan a batch of 3 trains on 6 tokens/s, as one of 2 would without checkpointing."""
+    fake = Fake({1: 6.0, 2: 6.0, 3: 10.0}, dict.fromkeys((1, 2, 3), 4.0), 3)
+    trials = search_batches(fake, sizes_of(3), 3)
+    assert [(trial.local_batch_size, trial.outcome) for trial in trials] == [(2, "not faster"), (3, "planned")]
+    assert fake.asked["planned"] == [3]
+
+
 def test_a_size_that_fits_without_checkpointing_ends_the_search() -> None:
     """If the largest size fits as it is, nothing smaller is looked at."""
     fake = Fake({size: float(size) for size in range(1, 9)}, {}, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from autosac.planning.candidates import Bracket, Candidate, Candidates, find_border
 from autosac.planning.planner import Goal
+from autosac.plans import Plan, Unit
+from plans import MADE_FOR
 
 GOAL = Goal(budget_bytes=100, budget_kind="active", utilisation=0.9)
 
@@ -52,14 +55,22 @@ def test_using_the_budget() -> None:
 
 
 def test_a_plan_is_simulated_once() -> None:
-    """Plans with the same units are one candidate, and progress is told of one simulation."""
+    """Plans that decide the same are one candidate, whatever they state of their units, and progress is told of one
+    simulation; that a baseline does the same is remembered.
+    """
     told: list[str] = []
     verifier: Any = SimpleNamespace(under=lambda plan: object())
     candidates = Candidates(verifier, told.append, "simulating")
-    first, again, other = (SimpleNamespace(units=units, settings=None) for units in (("a",), ("a",), ("b",)))
-    found: list[Any] = [candidates.verify(plan) for plan in (first, again, other)]  # type: ignore[arg-type]
-    assert found[0] is found[1] and found[2] is not found[0]
-    assert candidates.verified == [found[0], found[2]] and told == ["simulating (plan 1)", "simulating (plan 2)"]
+
+    def plan(name: str, kept_bytes: int) -> Plan:
+        unit = Unit(fqn=name, discard_fraction=0.0, kept_bytes=kept_bytes, recompute_ms=0.0, decisions=())
+        return Plan(made_for=MADE_FOR, units=(unit,))
+
+    first, again, other = (candidates.verify(plan(*unit)) for unit in (("a", 1), ("a", 2), ("b", 1)))
+    assert again is first and other is not first
+    assert candidates.verified == [first, other] and told == ["simulating (plan 1)", "simulating (plan 2)"]
+    mirror = candidates.verify(plan("a", 3), mirrors="full")
+    assert candidates.verified == [mirror, other] and mirror == replace(first, mirrors="full") and len(told) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from autosac.estimator import Pricing
 from autosac.planning import joint_choice
 from autosac.planning.candidates import Candidate
-from autosac.planning.joint_choice import JointSteps, burden, choose, is_dominated, undominated
+from autosac.planning.joint_choice import JointSteps, agreeing, burden, choose, is_dominated, undominated
 from autosac.plans import Plan
 from autosac.runtime_sim import INSTANT_HOST, NoInterference, Timeline
 from autosac.simulation import Pipeline, Simulation, Target
@@ -126,6 +126,19 @@ def test_descent_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
         for other in candidates:
             tried = [*chosen[:position], other, *chosen[position + 1 :]]
             assert steps.step_ms([c.simulation for c in tried]) >= step_ms * (1 - 2e-6)
+
+
+def test_stages_share_one_memory_budget() -> None:
+    """Of budgets 1, 0.5 and 0.3 in one stage and 0.3 and 1 in the other both can follow 0.3 and 1; of 1 and 0.3 neither."""
+
+    def pool(*budgets: float) -> list[Candidate]:
+        plan, simulation = Plan(made_for=MADE_FOR, units=()), Stage(1, 1.0, (0.0,)).candidate().simulation
+        plans = (replace(plan, settings=replace(plan.settings, memory_budget=budget)) for budget in budgets)
+        return [Candidate(plan=each, simulation=simulation) for each in plans]
+
+    first, second = pool(1.0, 0.5, 0.3), pool(0.3, 1.0)
+    assert agreeing([first, second]) == [[[first[2]], [second[0]]], [[first[0]], [second[1]]]]
+    assert agreeing([pool(1.0), pool(0.3)]) == []
 
 
 def test_burdens() -> None:

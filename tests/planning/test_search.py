@@ -14,7 +14,7 @@ from autosac.planning.candidates import Candidate
 from autosac.planning.planner import Goal
 from autosac.planning.relaxations import Relaxed
 from autosac.planning.search import Search
-from autosac.plans import Plan, Settings, Unit
+from autosac.plans import Decision, Plan, Settings, Unit
 from plans import MADE_FOR
 
 GIB = 2**30
@@ -52,7 +52,8 @@ class Fake:
 
     def plan(self, inner: float, level: bool = False) -> Plan:
         name = "level" if level else "a"
-        unit = Unit(fqn=name, discard_fraction=0.5, kept_bytes=int(inner * GIB), recompute_ms=1.0, decisions=())
+        kept = Decision(op=f"{inner:g} GiB", occurrence=0, keep=True, outputs=())
+        unit = Unit(fqn=name, discard_fraction=0.5, kept_bytes=int(inner * GIB), recompute_ms=1.0, decisions=(kept,))
         return Plan(made_for=MADE_FOR, units=(unit,))
 
     def solve(self, inner_bytes: int, costs: object, *, level: bool = False) -> tuple[Plan, Any]:

@@ -65,6 +65,38 @@ def test_what_is_hidden_is_measured(make_job: MakeJob) -> None:
     assert all(cost.floor_ms == 0 and cost.plain_ms is None for cost in costs)
 
 
+def test_what_was_hidden_stays_known_where_less_is_recomputed(make_job: MakeJob) -> None:
+    """3 ms hide, of sixteenths of 4.5 ms ten. 1 ms that hides as a whole says nothing of the rest; of 4 ms, 1 is felt: no more
+    than 3 can be hidden, whatever was thought before.
+    """
+    planner = Planner(make_job().observed(), goal(1))
+    step_costs = StepCosts(planner.base, planner.problem, [4.5] * 4, [2] * 4)
+    thought = (
+        UnitCost(hidden_ms=2.8125),
+        UnitCost(hidden_ms=2.8125),
+        UnitCost(hidden_ms=4.5),
+        UnitCost(hidden_ms=2.8125),
+    )
+    less, more = (step_costs.refined(thought, {2: AddedWork(device_ms=ms)}) for ms in (1.0, 4.0))
+    assert less == thought
+    assert [cost.hidden_ms for cost in more] == pytest.approx([2.8125] * 4)
+
+
+@pytest.mark.parametrize("solver", ["pareto", "greedy"])
+def test_a_share_of_the_time_counts(make_job: MakeJob, solver: str) -> None:
+    """A quarter of each item's time, of what runs again when others are kept, and of the whole unit's; another unit's counts
+    whole. What the paper's solvers decide as if it were independent stays so.
+    """
+    planner = Planner(make_job().observed(), replace(goal(1), solver=solver))
+    problem, whole = planner.priced()
+    priced, items = planner.priced((UnitCost(share=0.25), *[UnitCost()] * 3))
+    assert priced.units[0].recompute_ms == 0.25 * problem.units[0].recompute_ms > 0
+    assert [item.recompute_ms for item in items[0].items] == [0.25 * item.recompute_ms for item in whole[0].items]
+    assert items[0].demand.measured(frozenset())[1] == 0.25 * whole[0].demand.measured(frozenset())[1] > 0
+    assert (items[0].closure is None) is (solver == "greedy")
+    assert items[1:] == whole[1:] and priced.units[1:] == problem.units[1:]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_all_ranks_run_while_one_recomputes(make_job: MakeJob, stage: int) -> None:
     """One of three equal ranks computes 4 ms more in one layer, of which 3 ms are hidden: 40 instead of 39 ms. The other two

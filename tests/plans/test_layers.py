@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autosac.plans import Decision, Plan, Unit
-from autosac.plans.layers import in_all_layers, is_alike
+from autosac.plans.layers import in_all_layers, is_alike, of_few_layers
 from plans import MADE_FOR
 
 SHAPE = (4, 4)
@@ -41,3 +41,12 @@ def test_a_stage_that_does_not() -> None:
     assert in_all_layers(plan_of((True, False)), 5) is None
     assert in_all_layers(plan_of((True, True)), 3) is None
     assert in_all_layers(plan_of((True, True), "layers.4.w"), 5) is None
+
+
+def test_later_layers_are_left_out() -> None:
+    """Of layers 2 and 3 and a head the first three layers leave layer 2 and the head; two leave the head alone."""
+    plan = plan_of((True, True), "head.w")
+    three, two = of_few_layers(plan, 3), of_few_layers(plan, 2)
+    assert [unit.fqn for unit in three.units] == ["layers.2.block"] and two.units == ()
+    assert [name for name, _ in three.made_for.parameters] == ["layers.2.w", "head.w"]
+    assert [name for name, _ in two.made_for.parameters] == ["head.w"]

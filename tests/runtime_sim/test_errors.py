@@ -70,13 +70,15 @@ def test_a_rank_that_never_joins(job, run):
 
 def test_transfers_in_opposite_order(job, run):
     """Both ranks receive before they send on one stream: each waits for a send that is behind the other's
-    recv.
+    recv. What their hosts have not issued yet is something else.
     """
     groups = (Group.of("pp", range(2)),)
     ranks = [
         job(rank=r, groups=groups)
         .collective(1, kind="recv", peer=1 - r, asynchronous=False)
         .collective(1, kind="send", peer=1 - r, asynchronous=False)
+        .sync(stream=0, reason="stream")
+        .op(1)
         for r in (0, 1)
     ]
     with pytest.raises(SimulationError) as caught:

@@ -24,6 +24,7 @@ from autosac.solvers import (
     local_solver,
     pareto,
 )
+from autosac.solvers.backend import make_backend
 
 Reference = Callable[[LocalProblem, int], float]
 CHECKED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,6 +188,17 @@ def test_the_milp_ends_on_large_coprime_sizes(monkeypatch: pytest.MonkeyPatch) -
         assert found.recompute_ms == pytest.approx(pareto(rows, budget).recompute_ms)
         assert found.recompute_ms <= rows.keeping(chosen).recompute_ms + 1e-9
     assert len(calls) <= 20
+
+
+def test_a_set_that_is_cut_off_leaves_its_parts() -> None:
+    """After all three items the two dearest are the best, not one alone."""
+    rows = problem((10, 3.0), (10, 2.0), (10, 1.0))
+    model, backend = local_ilp.LocalModel(rows, 30), make_backend("cbc")
+    found = model.solve(backend)
+    assert found is not None and found.kept == (0, 1, 2)
+    model.cut_off(found)
+    less = model.solve(backend)
+    assert less is not None and less.kept == (0, 1)
 
 
 def test_the_time_limit_is_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:

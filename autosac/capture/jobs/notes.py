@@ -10,16 +10,21 @@ import torch.distributed as dist
 
 from autosac.capture.compiler import partition
 from autosac.capture.patches.steps import stopped_by_torch
+from autosac.titan.settings import compiles_model
 
 _FLOAT8 = "quantize.linear.float8"
 WITHOUT_VALIDATION = "the job's validation is left out: steps are simulated, not what runs between them"
 
 
-def notes_of(config: Any, settings: Mapping[str, str], validates: bool = False) -> tuple[str, ...]:
+def notes_of(
+    config: Any, settings: Mapping[str, str], validates: bool = False, *, compiled: bool = True
+) -> tuple[str, ...]:
     """One line each. `config` is TorchTitan's, `settings` those of the same job by name. `validates`: its validation is left
-    out.
+    out. `compiled`: some of the model is compiled, if the settings ask for that.
     """
     found = []
+    if compiles_model(settings) and not compiled:
+        found.append("compile.enable does not compile the model, which TorchTitan's code leaves as it is")
     parallel = int(settings.get("parallelism.tensor_parallel_degree", "1")) > 1
     if parallel and _FLOAT8 in settings.get("model.converters", "") and not _is_rowwise(config):
         found.append(

@@ -109,7 +109,8 @@ def capture_titan(
             raise capture_error(e, "building the job") from e
         for part in trainer.model_parts:
             recorder.add_model(part)
-        known = TraceInfo(parallelism=_degrees(trainer), cut=cut)
+        compiled = compiles_model(settings) and (request.observe or any(map(modules.has_compiled, trainer.model_parts)))
+        known = TraceInfo(parallelism=_degrees(trainer), cut=cut, compiled=compiled)
         stages.on_sent = lambda layouts: early(replace(known, stage_outputs=layouts))
         if request.repeats and routing is None:
             _copy_microbatches(session, recorder, trainer)
@@ -171,8 +172,7 @@ def _info(
         moe_load=None if request.moe_load.is_balanced else asdict(request.moe_load),
         job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,
-        compiled=compiles_model(settings),
-        notes=(*notes_of(config, settings, job.validates), *job.notes),
+        notes=(*notes_of(config, settings, job.validates, compiled=known.compiled), *job.notes),
         world_size=request.world_size,
         rank=request.rank,
         gpu=request.gpu.name,
