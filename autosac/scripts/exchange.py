@@ -5,9 +5,9 @@ objects are such messages. At a barrier ranks that run wait for each other: one 
 after it. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
-Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``put-off-R``: R was
-ended, but may yet run: barriers do not wait for it, those who need its messages do. ``together.json``: the folders of the
-ranks that are priced together.
+Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits; the file names the rank and the file that it waits for, if
+it does so however long that takes. ``ended-R``: R has ended. ``put-off-R``: R was ended, but may yet run: barriers do not wait
+for it, those who need its messages do. ``together.json``: the folders of the ranks that are priced together.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Exchange:
     # ---- the step that is kept --------------------------------------------------------------------------------------
 
     def together(self) -> tuple[Path, ...]:
-        """The folders of the other ranks that are priced with this one, when all of them have kept their step."""
+        """The folders of the other ranks that are priced with this one, when all of them have kept their step, but for those
+        that wait for what this one sends them afterwards.
+        """
         path = self._folder / "together.json"
         self._wait(path, -1)
         return tuple(Path(name) for name in json.loads(path.read_text())) if path.exists() else ()
@@ -119,12 +121,23 @@ class Exchange:
         which adds to simulated time.
         """
         marker = self._folder / f"waits-{self._rank}"
+        text = f"{sender} {path.name}" if patience_s == math.inf else ""
         tick = threading.Event()
         waits_s = 0.0
         while not path.exists() and waits_s < patience_s:
             if any((self._folder / f"{mark}-{sender}").exists() for mark in gone):
                 break
-            marker.touch()
+            if not marker.exists():
+                marker.write_text(text)
             tick.wait(_POLL_S)
             waits_s = waits_s + _POLL_S if (self._folder / f"waits-{sender}").exists() else 0.0
         marker.unlink(missing_ok=True)
+
+
+def awaited(folder: Path, rank: int) -> int | None:
+    """The rank for whose message a rank waits, which is not there yet; None if it does not wait, or not for ever."""
+    try:
+        sender, name = (folder / f"waits-{rank}").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if (folder / name).exists() else int(sender)

@@ -26,6 +26,7 @@ from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.files.writing import write_bytes_atomically
 from autosac.scripts.alike import has_shorter_parts, stands_for, train_alike
+from autosac.scripts.exchange import awaited
 from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
@@ -90,6 +91,7 @@ class _Ranks:
         while not self._is_over and (len(self._ended) < len(self._processes) or self._waiting):
             self._read_messages()
             time.sleep(_POLL_S)
+        self._find_alike()
 
     def end(self) -> None:
         """Of all processes."""
@@ -223,17 +225,11 @@ class _Ranks:
         for rank in others:
             if rank in self._ended and not self._has_trace(rank):
                 self._judge(rank)
-        if self._waiting or not all(self._has_trace(rank) for rank in others):
+        if self._waiting or not all(self._has_trace(rank) or self._needs_shown(rank) for rank in others):
             return
-        for rank in self._probes:
-            before = [self._shown, *(other for other in self._processes if other < rank and other not in self._alike)]
-            found = next(
-                (other for other in before if other != rank and stands_for(self._trace(other), self._trace(rank))), None
-            )
-            if found is not None:
-                self._alike[rank] = found
+        self._find_alike()
         shown, middle = self._trace(self._shown), self._request.world_size // 2
-        unlike = [self._trace(rank) for rank in self._probes - self._alike.keys()]
+        unlike = [self._trace(rank) for rank in self._probes - self._alike.keys() if self._has_trace(rank)]
         differ = any(not train_alike(shown, rank) and not has_shorter_parts(shown, rank) for rank in unlike)
         if differ and middle not in self._processes:
             self._late = middle
@@ -241,8 +237,34 @@ class _Ranks:
             return
         self._say_together()
 
+    def _needs_shown(self, rank: int) -> bool:
+        """Whether it waits for what the shown rank does after its step: rank 0 evaluates and tells the others the result, and
+        the others' step goes on until then.
+        """
+        seen: set[int] = set()
+        while rank not in seen:
+            seen.add(rank)
+            sender = awaited(self._folder, rank)
+            if rank == self._shown or sender is None or (self._folder / f"ended-{sender}").exists():
+                return rank == self._shown and sender is not None
+            rank = sender
+        return False
+
+    def _find_alike(self) -> None:
+        """For which probes one that ran before stands."""
+        for rank in self._probes - self._alike.keys():
+            if not (self._has_trace(rank) and self._has_trace(self._shown)):
+                continue
+            before = [self._shown, *(other for other in self._processes if other < rank and other not in self._alike)]
+            found = next(
+                (other for other in before if other != rank and stands_for(self._trace(other), self._trace(rank))), None
+            )
+            if found is not None:
+                self._alike[rank] = found
+
     def _say_together(self) -> None:
         others = [rank for rank in self._processes if rank != self._shown and rank not in self._alike]
+        others = [rank for rank in others if self._has_trace(rank)]
         names = [str(self._processes[rank].folder) for rank in sorted(others)]
         write_bytes_atomically(self._folder / "together.json", json.dumps(names).encode())
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autosac.scripts import exchange
-from autosac.scripts.exchange import Exchange
+from autosac.scripts.exchange import Exchange, awaited
 
 
 def end(folder: Path, rank: int, shown: int = 0) -> Exchange:
@@ -136,3 +136,20 @@ def test_a_rank_that_waits_for_something_else_is_not_waited_for(
     (tmp_path / "waits-1").touch()
     end(tmp_path, 0).barrier("g", (0, 1))
     assert [path.name for path in tmp_path.glob("waits-*")] == ["waits-1"]
+
+
+def test_for_whom_a_rank_waits(tmp_path: Path) -> None:
+    """Rank 1 for rank 0's next message, until it is there; nobody is waited for at a barrier for ever."""
+    first, second = end(tmp_path, 0), end(tmp_path, 1)
+    assert awaited(tmp_path, 1) is None
+    take = second.receive("a", 0, torch.int64)
+    thread = threading.Thread(target=take)
+    thread.start()
+    while awaited(tmp_path, 1) is None:
+        pass
+    assert awaited(tmp_path, 1) == 0
+    first.send("a", 1, torch.tensor([1]))
+    assert awaited(tmp_path, 1) is None
+    thread.join()
+    (tmp_path / "waits-1").touch()
+    assert awaited(tmp_path, 1) is None
