@@ -5,9 +5,9 @@ objects are such messages. At a barrier ranks that run wait for each other: one 
 after it. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
-Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits; the file names the rank and the file that it waits for, if
-it does so however long that takes. ``ended-R``: R has ended. ``put-off-R``: R was ended, but may yet run: barriers do not wait
-for it, those who need its messages do. ``together.json``: the folders of the ranks that are priced together.
+Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits; the file names the rank and the file that it waits for.
+``ended-R``: R has ended. ``put-off-R``: R was ended, but may yet run: barriers do not wait for it, those who need its messages
+do. ``together.json``: the folders of the ranks that are priced together.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ class Exchange:
         self._need(peer)
 
     def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> shadows.Later | None:
-        """Sent by `root` to its whole group. None: it is this rank, or taken to be like it."""
+        """Sent by `root` to its whole group. None: it is this rank, or taken to be like it. The shown rank needs it."""
         name = self._name(f"{group} {root}")
         if root == self._rank:
             self._post(name, known)
             return None
-        return self._later(name, root, dtype) if root == self._shown else None
+        if self._rank == self._shown:
+            self._need(root)
+        return self._later(name, root, dtype) if self._shown in (root, self._rank) else None
 
     def barrier(self, group: str, ranks: Sequence[int]) -> None:
         """Wait until all ranks of the group that run have come here, but for those that wait for something else."""
@@ -121,21 +123,20 @@ class Exchange:
         which adds to simulated time.
         """
         marker = self._folder / f"waits-{self._rank}"
-        text = f"{sender} {path.name}" if patience_s == math.inf else ""
         tick = threading.Event()
         waits_s = 0.0
         while not path.exists() and waits_s < patience_s:
             if any((self._folder / f"{mark}-{sender}").exists() for mark in gone):
                 break
             if not marker.exists():
-                marker.write_text(text)
+                marker.write_text(f"{sender} {path.name}")
             tick.wait(_POLL_S)
             waits_s = waits_s + _POLL_S if (self._folder / f"waits-{sender}").exists() else 0.0
         marker.unlink(missing_ok=True)
 
 
 def awaited(folder: Path, rank: int) -> int | None:
-    """The rank for whose message a rank waits, which is not there yet; None if it does not wait, or not for ever."""
+    """The rank for whose file a rank waits, which is not there yet; None if it does not wait."""
     try:
         sender, name = (folder / f"waits-{rank}").read_text().split()
     except (OSError, ValueError):
