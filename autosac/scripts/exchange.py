@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from autosac.capture.device import shadows
+from autosac.scripts import waits
 
 _POLL_S = 0.01
 _PATIENCE_S = 2.0
@@ -122,23 +123,14 @@ class Exchange:
         """Until the file is there, or its sender has ended, or has itself been waiting for so long. Not with `time.sleep`,
         which adds to simulated time.
         """
-        marker = self._folder / f"waits-{self._rank}"
+        marker = waits.marker(self._folder, self._rank)
         tick = threading.Event()
         waits_s = 0.0
         while not path.exists() and waits_s < patience_s:
             if any((self._folder / f"{mark}-{sender}").exists() for mark in gone):
                 break
             if not marker.exists():
-                marker.write_text(f"{sender} {path.name}")
+                waits.write(marker, sender, path)
             tick.wait(_POLL_S)
-            waits_s = waits_s + _POLL_S if (self._folder / f"waits-{sender}").exists() else 0.0
+            waits_s = waits_s + _POLL_S if waits.marker(self._folder, sender).exists() else 0.0
         marker.unlink(missing_ok=True)
-
-
-def awaited(folder: Path, rank: int) -> int | None:
-    """The rank for whose file a rank waits, which is not there yet; None if it does not wait."""
-    try:
-        sender, name = (folder / f"waits-{rank}").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if (folder / name).exists() else int(sender)

@@ -26,9 +26,9 @@ from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
 from autosac.files.writing import write_bytes_atomically
 from autosac.scripts.alike import has_shorter_parts, stands_for, train_alike
-from autosac.scripts.exchange import awaited
 from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
+from autosac.scripts.waits import awaited, marker
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
 from autosac.trace import Collective, Trace
 
@@ -162,7 +162,7 @@ class _Ranks:
         if rank in self._processes:
             self._processes[rank].end()
             (self._folder / f"{mark}-{rank}").touch()
-            (self._folder / f"waits-{rank}").unlink(missing_ok=True)
+            marker(self._folder, rank).unlink(missing_ok=True)
 
     @property
     def _is_among_all(self) -> bool:
@@ -174,7 +174,7 @@ class _Ranks:
     def _busy(self) -> int:
         """Processes that compute."""
         running = [rank for rank in self._processes if rank not in self._ended]
-        return sum(not (self._folder / f"waits-{rank}").exists() for rank in running)
+        return sum(not marker(self._folder, rank).exists() for rank in running)
 
     def _check(self, rank: int, process: RankProcess) -> None:
         """An error of the shown rank is reported in the end; another one's now."""

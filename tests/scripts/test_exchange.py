@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from autosac.scripts import exchange
-from autosac.scripts.exchange import Exchange, awaited
+from autosac.scripts.exchange import Exchange
+from autosac.scripts.waits import awaited
 
 
 def end(folder: Path, rank: int, shown: int = 0) -> Exchange:
