@@ -5,9 +5,9 @@ objects are such messages. At a barrier ranks that run wait for each other: one 
 after it. All other tensors have no values, and are not waited for: when ranks meet is the simulator's
 business. A rank that sends to another one, or receives from it, needs it: the launcher then starts it (`ranks`).
 
-Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits for a message. ``ended-R``: R has ended. ``put-off-R``: R was
-ended, but may yet run: barriers do not wait for it, those who need its messages do. ``together.json``: the folders of the
-ranks that are priced together.
+Files: ``need-R-by-S``: rank S needs rank R. ``waits-R``: R waits; the file names the rank and the file that it waits for.
+``ended-R``: R has ended. ``put-off-R``: R was ended, but may yet run: barriers do not wait for it, those who need its messages
+do. ``together.json``: the folders of the ranks that are priced together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from autosac.capture.device import shadows
+from autosac.scripts import waits
 
 _POLL_S = 0.01
 _PATIENCE_S = 2.0
@@ -56,12 +57,14 @@ class Exchange:
         self._need(peer)
 
     def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> shadows.Later | None:
-        """Sent by `root` to its whole group. None: it is this rank, or taken to be like it."""
+        """Sent by `root` to its whole group. None: it is this rank, or taken to be like it. The shown rank needs it."""
         name = self._name(f"{group} {root}")
         if root == self._rank:
             self._post(name, known)
             return None
-        return self._later(name, root, dtype) if root == self._shown else None
+        if self._rank == self._shown:
+            self._need(root)
+        return self._later(name, root, dtype) if self._shown in (root, self._rank) else None
 
     def barrier(self, group: str, ranks: Sequence[int]) -> None:
         """Wait until all ranks of the group that run have come here, but for those that wait for something else."""
@@ -74,7 +77,9 @@ class Exchange:
     # ---- the step that is kept --------------------------------------------------------------------------------------
 
     def together(self) -> tuple[Path, ...]:
-        """The folders of the other ranks that are priced with this one, when all of them have kept their step."""
+        """The folders of the other ranks that are priced with this one, when all of them have kept their step, but for those
+        that wait for what this one sends them afterwards.
+        """
         path = self._folder / "together.json"
         self._wait(path, -1)
         return tuple(Path(name) for name in json.loads(path.read_text())) if path.exists() else ()
@@ -118,13 +123,14 @@ class Exchange:
         """Until the file is there, or its sender has ended, or has itself been waiting for so long. Not with `time.sleep`,
         which adds to simulated time.
         """
-        marker = self._folder / f"waits-{self._rank}"
+        marker = waits.marker(self._folder, self._rank)
         tick = threading.Event()
         waits_s = 0.0
         while not path.exists() and waits_s < patience_s:
             if any((self._folder / f"{mark}-{sender}").exists() for mark in gone):
                 break
-            marker.touch()
+            if not marker.exists():
+                waits.write(marker, sender, path)
             tick.wait(_POLL_S)
-            waits_s = waits_s + _POLL_S if (self._folder / f"waits-{sender}").exists() else 0.0
+            waits_s = waits_s + _POLL_S if waits.marker(self._folder, sender).exists() else 0.0
         marker.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ and ``__main__``, its own output and input. The captured step and the outcome ar
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import runpy
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autosac.capture import lifeline
 from autosac.capture.process.store import kept_programs
@@ -130,12 +131,19 @@ def _exit_with(leave: Callable[[int], NoReturn]) -> None:
 
 
 class _Prints:
-    """Whether the script prints anything on standard output, from Python."""
+    """Whether the script prints anything on standard output, from Python, or logs what is no warning, on whatever stream."""
 
     def __init__(self) -> None:
         self.any = False
         self._write = sys.stdout.write
         sys.stdout.write = self._written  # type: ignore[method-assign]
+        emit = logging.StreamHandler.emit
+
+        def log(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
+            self.any |= record.levelno < logging.WARNING
+            emit(handler, record)
+
+        vars(logging)["StreamHandler"].emit = log
 
     def _written(self, text: str) -> int:
         self.any = True

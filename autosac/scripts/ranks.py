@@ -28,6 +28,7 @@ from autosac.files.writing import write_bytes_atomically
 from autosac.scripts.alike import has_shorter_parts, stands_for, train_alike
 from autosac.scripts.launch import RankProcess, ScriptError, ScriptResult
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
+from autosac.scripts.waits import awaited, marker
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
 from autosac.trace import Collective, Trace
 
@@ -90,6 +91,7 @@ class _Ranks:
         while not self._is_over and (len(self._ended) < len(self._processes) or self._waiting):
             self._read_messages()
             time.sleep(_POLL_S)
+        self._find_alike()
 
     def end(self) -> None:
         """Of all processes."""
@@ -160,7 +162,7 @@ class _Ranks:
         if rank in self._processes:
             self._processes[rank].end()
             (self._folder / f"{mark}-{rank}").touch()
-            (self._folder / f"waits-{rank}").unlink(missing_ok=True)
+            marker(self._folder, rank).unlink(missing_ok=True)
 
     @property
     def _is_among_all(self) -> bool:
@@ -172,7 +174,7 @@ class _Ranks:
     def _busy(self) -> int:
         """Processes that compute."""
         running = [rank for rank in self._processes if rank not in self._ended]
-        return sum(not (self._folder / f"waits-{rank}").exists() for rank in running)
+        return sum(not marker(self._folder, rank).exists() for rank in running)
 
     def _check(self, rank: int, process: RankProcess) -> None:
         """An error of the shown rank is reported in the end; another one's now."""
@@ -223,17 +225,11 @@ class _Ranks:
         for rank in others:
             if rank in self._ended and not self._has_trace(rank):
                 self._judge(rank)
-        if self._waiting or not all(self._has_trace(rank) for rank in others):
+        if self._waiting or not all(self._has_trace(rank) or self._needs_shown(rank) for rank in others):
             return
-        for rank in self._probes:
-            before = [self._shown, *(other for other in self._processes if other < rank and other not in self._alike)]
-            found = next(
-                (other for other in before if other != rank and stands_for(self._trace(other), self._trace(rank))), None
-            )
-            if found is not None:
-                self._alike[rank] = found
+        self._find_alike()
         shown, middle = self._trace(self._shown), self._request.world_size // 2
-        unlike = [self._trace(rank) for rank in self._probes - self._alike.keys()]
+        unlike = [self._trace(rank) for rank in self._probes - self._alike.keys() if self._has_trace(rank)]
         differ = any(not train_alike(shown, rank) and not has_shorter_parts(shown, rank) for rank in unlike)
         if differ and middle not in self._processes:
             self._late = middle
@@ -241,8 +237,34 @@ class _Ranks:
             return
         self._say_together()
 
+    def _needs_shown(self, rank: int) -> bool:
+        """Whether it waits for what the shown rank does after its step: rank 0 evaluates and tells the others the result, and
+        the others' step goes on until then.
+        """
+        seen: set[int] = set()
+        while rank not in seen:
+            seen.add(rank)
+            sender = awaited(self._folder, rank)
+            if rank == self._shown or sender is None or (self._folder / f"ended-{sender}").exists():
+                return rank == self._shown and sender is not None
+            rank = sender
+        return False
+
+    def _find_alike(self) -> None:
+        """For which probes one that ran before stands."""
+        for rank in self._probes - self._alike.keys():
+            if not (self._has_trace(rank) and self._has_trace(self._shown)):
+                continue
+            before = [self._shown, *(other for other in self._processes if other < rank and other not in self._alike)]
+            found = next(
+                (other for other in before if other != rank and stands_for(self._trace(other), self._trace(rank))), None
+            )
+            if found is not None:
+                self._alike[rank] = found
+
     def _say_together(self) -> None:
         others = [rank for rank in self._processes if rank != self._shown and rank not in self._alike]
+        others = [rank for rank in others if self._has_trace(rank)]
         names = [str(self._processes[rank].folder) for rank in sorted(others)]
         write_bytes_atomically(self._folder / "together.json", json.dumps(names).encode())
 

@@ -88,7 +88,7 @@ class ScriptOutcome:
 
     `exit_code` is its own. `steps` have run, of which number `kept` is in the trace (0: there is none). `error`: why there is
     no trace, unless the script says so itself; `is_uneven`: because a microbatch was unlike those that had been copied.
-    `notes`: what was assumed. `printed`: whether it has, on standard output.
+    `notes`: what was assumed. `printed`: whether it has, or has logged.
     """
 
     exit_code: int = 0

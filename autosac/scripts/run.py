@@ -200,7 +200,7 @@ class ScriptRun:
             exit_code=exit_code,
             steps=self._steps.complete,
             kept=self._kept[0] if self._kept is not None else 0,
-            error="" if self._kept is not None or exit_code else self._why_nothing(),
+            error="" if exit_code else self._why_nothing(),
             notes=(*self._notes, *self._differences.notes()),
         )
 
@@ -219,6 +219,11 @@ class ScriptRun:
             self._note(note)
 
     def _why_nothing(self) -> str:
+        """Why there is no step, or no model to plan for; empty if there is."""
+        if self._kept is not None:
+            if self._found is not None or not self._request.observe:
+                return ""
+            return "the script calls no module that it trains: there is nothing that a plan could checkpoint"
         recorder = self._session.recorder
         if not recorder.storages.storages or self._steps.complete:
             return (
@@ -227,7 +232,8 @@ class ScriptRun:
             )
         return (
             "the script has ended before its first step was complete: a step ends with the step() of a torch.optim "
-            "optimizer, or, without one, when parameters change after a backward"
+            "optimizer, or, without one, when parameters change after a backward. What it trains in processes of its own "
+            "is not seen"
         )
 
     # ---- ScriptListener ---------------------------------------------------------------------------------------------

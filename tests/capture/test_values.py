@@ -56,6 +56,7 @@ def test_constants() -> None:
             "new_full": (lambda x: x.new_full((2,), 5, dtype=INT), [5, 5]),
             "zero_ a part": (lambda x: written(torch.ones(4, dtype=INT), lambda t: t[:2].zero_()), [0, 0, 1, 1]),
             "one float": (lambda x: torch.ones(1), [1.0]),
+            "tangent of zeros": (lambda x: torch._efficientzerotensor((1,), device=x.device), [0.0]),
             "a float scalar": (lambda x: torch.full((), 2.5), 2.5),
             "two floats": (lambda x: torch.ones(2), None),
             "floats to integers": (lambda x: torch.ones(2).long(), [1, 1]),

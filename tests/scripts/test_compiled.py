@@ -172,8 +172,10 @@ import torch
 torch.eye(4).to_sparse().cuda()
 """
 LAST_RANK_PRINTS = """
+import logging, sys
 import torch, torch.distributed as dist
 
+logging.basicConfig(level=logging.INFO)
 dist.init_process_group("nccl")
 weight = torch.nn.Parameter(torch.zeros(64, 64, device="cuda"))
 optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -183,6 +185,8 @@ for step in range(3):
     optimizer.step()
     if dist.get_rank() == 1:
         print("step", step)
+    elif len(sys.argv) > 1:
+        logging.log(getattr(logging, sys.argv[1]), "step")
 """
 
 
@@ -263,11 +267,12 @@ def test_what_is_not_simulated(run: Any) -> None:
     assert "sparse tensors cannot be simulated" in ended.stderr
 
 
-def test_a_silent_rank_points_to_one_that_prints(run: Any) -> None:
-    """Where only the last rank prints, the report says how to see it."""
-    ended = run(LAST_RANK_PRINTS, "--nproc", "2")
+@pytest.mark.parametrize(("logs", "is_silent"), [((), True), (("WARNING",), True), (("INFO",), False)])
+def test_a_silent_rank_points_to_one_that_prints(run: Any, logs: tuple[str, ...], is_silent: bool) -> None:
+    """Where only the last rank prints, the report says how to see it; a rank that logs its steps is not silent."""
+    ended = run(LAST_RANK_PRINTS, "--nproc", "2", arguments=logs)
     assert ended.returncode == 0, ended.stderr
-    assert "rank 0 prints nothing: --rank 1 shows the output of rank 1" in ended.stdout
+    assert ("rank 0 prints nothing: --rank 1 shows the output of rank 1" in ended.stdout) == is_silent
     assert "step 0" not in ended.stdout
 
 

@@ -13,6 +13,7 @@ import torch
 
 from autosac.scripts import exchange
 from autosac.scripts.exchange import Exchange
+from autosac.scripts.waits import awaited
 
 
 def end(folder: Path, rank: int, shown: int = 0) -> Exchange:
@@ -73,15 +74,20 @@ def test_a_rank_needs_those_that_it_sends_to_or_receives_from(tmp_path: Path, ne
     assert [path.name for path in tmp_path.glob("need-*")] == ["need-3-by-0"]
 
 
-def test_a_broadcast_comes_from_the_shown_rank_only(tmp_path: Path) -> None:
-    """The root sends; others read it if the root is the rank that always runs, and are taken to be like it if not."""
+def test_who_waits_for_a_broadcast(tmp_path: Path) -> None:
+    """The root sends; others read it if the root is the rank that always runs, and are taken to be like it if not. That rank
+    needs the root, whatever it is: what it has before is not what it gets.
+    """
     root, other = end(tmp_path, 0), end(tmp_path, 1)
     assert root.broadcast("g", 0, torch.tensor([6]), torch.int64) is None
     take = other.broadcast("g", 0, None, torch.int64)
     assert take is not None and take().tolist() == [6]
-    assert root.broadcast("g", 1, None, torch.int64) is None
-    assert other.broadcast("g", 1, torch.tensor([8]), torch.int64) is None
+    assert end(tmp_path, 2).broadcast("g", 1, None, torch.int64) is None
     assert not list(tmp_path.glob("need-*"))
+    take = root.broadcast("g", 1, None, torch.int64)
+    assert other.broadcast("g", 1, torch.tensor([8]), torch.int64) is None
+    assert take is not None and take().tolist() == [8]
+    assert [path.name for path in tmp_path.glob("need-*")] == ["need-1-by-0"]
     take = end(tmp_path, 0, shown=1).broadcast("g", 1, None, torch.int64)
     assert take is not None and take().tolist() == [8]
 
@@ -136,3 +142,20 @@ def test_a_rank_that_waits_for_something_else_is_not_waited_for(
     (tmp_path / "waits-1").touch()
     end(tmp_path, 0).barrier("g", (0, 1))
     assert [path.name for path in tmp_path.glob("waits-*")] == ["waits-1"]
+
+
+def test_for_whom_a_rank_waits(tmp_path: Path) -> None:
+    """Rank 1 for rank 0's next message, until that is there, and for nobody if the file does not say for whom."""
+    first, second = end(tmp_path, 0), end(tmp_path, 1)
+    assert awaited(tmp_path, 1) is None
+    take = second.receive("a", 0, torch.int64)
+    thread = threading.Thread(target=take)
+    thread.start()
+    while awaited(tmp_path, 1) is None:
+        pass
+    assert awaited(tmp_path, 1) == 0
+    first.send("a", 1, torch.tensor([1]))
+    assert awaited(tmp_path, 1) is None
+    thread.join()
+    (tmp_path / "waits-1").touch()
+    assert awaited(tmp_path, 1) is None

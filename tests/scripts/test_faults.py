@@ -65,6 +65,25 @@ import torch
 while True:
     torch.ones(4, device="cuda").sum().item()
 """
+HOGWILD = """
+import torch
+import torch.multiprocessing as mp
+def train(model): pass
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    model = torch.nn.Linear(4, 4).cuda()
+    model.share_memory()
+    mp.Process(target=train, args=(model,)).start()
+"""
+FORKS = """
+import os
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+if not (child := os.fork()):
+    os._exit(0)
+os.waitpid(child, 0)
+model(torch.ones(2, 4, device="cuda"))
+"""
 EXITS = """
 import os, sys
 import torch
@@ -125,6 +144,22 @@ def test_a_script_that_trains_on_the_cpu(run: Any) -> None:
     ended = run(ON_THE_CPU)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("autosac: the script has put nothing on the GPU")
+
+
+def test_a_script_that_gives_its_model_to_other_processes(run: Any) -> None:
+    """They have no simulated GPU: one line says so, where each of them would end with a traceback."""
+    ended = run(HOGWILD)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("autosac: the script gives simulated tensors to a process that it starts")
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_script_whose_processes_train(run: Any) -> None:
+    """No step is seen in its own process: the error says what may be the reason."""
+    ended = run(FORKS)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("autosac: the script has ended before its first step was complete")
+    assert ended.stderr.endswith("What it trains in processes of its own is not seen\n")
 
 
 def test_a_script_that_catches_everything(run: Any) -> None:

@@ -71,15 +71,21 @@ LIBRARIES = (
     """
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 class Counter:
     steps = 3
     def state_dict(self): return {"steps": self.steps, "moments": torch.zeros(4, device="cuda")}
     def load_state_dict(self, state): self.steps, self.moments = state["steps"], state["moments"]
 net, counter = torch.nn.Linear(8, 4).cuda(), Counter()
-save_file({"weight": net.weight}, "one.safetensors")
+save_file({"weight": net.weight}, "one.safetensors", {"format": "pt"})
 save_model(net, "net.safetensors")
 print(load_model(net, "net.safetensors"), load_file("one.safetensors", device="cuda:0")["weight"].device)
+with safe_open("one.safetensors", framework="pt", device="cuda:0") as opened:
+    part = opened.get_slice("weight")
+    print(opened.keys(), opened.metadata(), opened.get_tensor("weight").device, end=" ")
+    print(part.get_shape(), part.get_dtype(), tuple(part[:2].shape))
+print(safe_open("other.safetensors", "pt"))
 dcp.save({"net": net.state_dict(), "counter": counter, "rates": [0.5, 0.25]}, checkpoint_id="ck/1")
 dcp.async_save({"counter": counter}, storage_writer=dcp.FileSystemWriter("ck/2")).result()
 counter.steps, state = 9, {"net": net.state_dict(), "counter": counter, "rates": [0.0, 0.0], "new": 1}
@@ -91,7 +97,12 @@ print(counter.steps)
 """
     + TRAINS
 )
+OPENED = """
+def safe_open(filename, framework, device="cpu"): return f"{filename} on {device}"
+"""
 SAFETENSORS = """
+import torch
+_TYPES = {"F32": torch.float32}
 def save_file(tensors, filename, metadata=None): raise AssertionError("is written")
 def save_model(model, filename): raise AssertionError("is written")
 def load_file(filename, device="cpu"): return {}
@@ -169,11 +180,13 @@ def test_folders_list_checkpoints_that_are_not_written(run: Any) -> None:
 def test_checkpoints_of_libraries_are_loaded_again(run: Any, tmp_path: Path) -> None:
     """Numbers are those that were saved, tensors are like them; what was not saved stays."""
     (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors" / "__init__.py").write_text(OPENED)
     (tmp_path / "safetensors" / "torch.py").write_text(SAFETENSORS)
     ended = run(LIBRARIES)
     assert ended.returncode == 0, ended.stderr
-    lines = ["([], []) cuda:0", "3 (4,) [0.5, 0.25] 1 cuda:0", "3"]
-    assert ended.stdout.splitlines()[:3] == lines
+    opened = "['weight'] {'format': 'pt'} cuda:0 [4, 8] F32 (2, 8)"
+    lines = ["([], []) cuda:0", opened, "other.safetensors on cpu", "3 (4,) [0.5, 0.25] 1 cuda:0", "3"]
+    assert ended.stdout.splitlines()[:5] == lines
     assert not (tmp_path / "ck").exists() and "checkpoints are not written" in ended.stdout
 
 

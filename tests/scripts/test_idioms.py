@@ -164,12 +164,15 @@ model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cu
 optimizer = torch.optim.Adam(model.parameters())
 mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 slow = [p.detach().clone() for p in model.parameters()]
+host = [p.detach().cpu() for p in model.parameters()]
 for step in range(9):
     begun = time.perf_counter()
     loss = model(torch.randn(8192, 1024, device="cuda")).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    for own in host:
+        own.mul_(0.9)
     mean.update_parameters(model)
     for own, p in zip(slow, model.parameters()):
         own.mul_(0.9).add_(p.data, alpha=0.1)
@@ -209,8 +212,8 @@ def test_two_optimizers(run: Any, tmp_path: Path) -> None:
 
 
 def test_averages_belong_to_the_step_before(run: Any, tmp_path: Path) -> None:
-    """Neither `parameter.data` nor a number that comes from the host begins a step: the batch does. The script reads the
-    reported step's time in each of its steps, though Adam's factors are others in each.
+    """Neither `parameter.data` nor a number that comes from the host begins a step, nor what the host does by itself: the
+    batch does. The script reads the reported step's time in each of its steps, though Adam's factors are others in each.
     """
     ended = run(AVERAGED, "--steps", "5", "--save-capture", "step.trace")
     assert ended.returncode == 0, ended.stderr

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from autosac.capture.cuda.functions import CUDA_VERSION, compiled_version, cuda_version
 from autosac.capture.cuda.surface import monitors, runtime, tuning
 
 
@@ -58,3 +60,15 @@ def test_settings_of_tunable_operators_are_kept() -> None:
     assert not found["record_untuned_is_enabled"]()
     found["record_untuned_enable"](True)
     assert found["record_untuned_is_enabled"]()
+
+
+@pytest.mark.parametrize(
+    ("of_build", "version", "number"),
+    [(None, CUDA_VERSION, 13000), ("12.6", "12.6", 12060), ("13.2.1", "13.2.1", 13020)],
+)
+def test_the_version_of_cuda_is_the_builds(
+    monkeypatch: pytest.MonkeyPatch, of_build: str | None, version: str, number: int
+) -> None:
+    """Torchvision refuses to be imported beside another one; a build without CUDA has that of the usual wheels."""
+    monkeypatch.setattr(torch.version, "cuda", of_build)
+    assert (cuda_version(), compiled_version()) == (version, number)

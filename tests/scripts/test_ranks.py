@@ -350,3 +350,53 @@ def test_a_plan_of_distinct_ranks_gathers_again(run: Any) -> None:
     predicted = found["plan"]["predictions"]
     assert found["plan"]["units"] and predicted["none"]["peak_reserved_bytes"] > 300 * 2**20
     assert predicted["autosac"]["peak_reserved_bytes"] <= 300 * 2**20
+
+
+EVALUATES = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+net = torch.nn.Linear(64, 64).cuda()
+model = DistributedDataParallel(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    found = [None]
+    if rank == 0:
+        with torch.no_grad():
+            net(torch.randn(8, 64, device="cuda"))
+        found = [{"best": step}]
+    dist.broadcast_object_list(found, src=0)
+    if rank == 0:
+        print(found[0]["best"], flush=True)
+"""
+
+
+SAVES = EVALUATES.replace(
+    "dist.broadcast_object_list(found, src=0)",
+    """
+    if rank == 0:
+        torch.save(net.state_dict(), f"{step}.pt")
+    dist.barrier()
+    assert len(torch.load(f"{step}.pt")) == 2
+    found = [{"best": step * (rank == 3)}]
+    dist.broadcast_object_list(found, src=3)""",
+)
+
+
+def test_a_rank_that_evaluates_alone_and_saves(run: Any) -> None:
+    """The others find its file after the barrier, though its step has ended before; it hears of the last rank, too."""
+    ended = run(SAVES, "--nproc", "4", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("0\n1\n2\n") and "of 4 ranks, 0, 3 ran" in ended.stdout
+
+
+def test_a_rank_that_evaluates_alone_and_tells_the_others(run: Any) -> None:
+    """Their step goes on until they hear of it, and rank 0's has ended: it does not wait for theirs, which come later."""
+    ended = run(EVALUATES, "--nproc", "4", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("0\n1\n2\n") and "of 4 ranks, 0, 3 ran" in ended.stdout

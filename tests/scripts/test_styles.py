@@ -75,6 +75,14 @@ def test_functions_in_place_of_modules(run: Any) -> None:
     assert "step 2 of the 3 that the script ran" in ended.stdout
 
 
+def test_no_plan_without_modules(run: Any, tmp_path: Path) -> None:
+    """One line says so, though the step fits the budget as it is; no plan is written."""
+    ended = run(FUNCTIONS, "--plan", "10GiB", "-o", "plan.json")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("calls no module that it trains: there is nothing that a plan could checkpoint\n")
+    assert not (tmp_path / "plan.json").exists()
+
+
 def test_several_gpus_in_one_process_are_refused(run: Any) -> None:
     """DataParallel over more than one says what to do."""
     ended = run(SEVERAL_GPUS, "--nproc", "2")

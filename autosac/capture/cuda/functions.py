@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from autosac.capture.cuda import shim, surface
 from autosac.target import TargetGPU
 
-CUDA_VERSION = "12.8"
-_NCCL_VERSION = (2 << 32) + (27 << 16) + 3
+CUDA_VERSION = "13.0"  # of PyTorch's wheels on PyPI, from 2.11 on
+_NCCL_VERSION = (2 << 32) + (28 << 16) + 9  # theirs
 _NVTX = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 _COUNTERS = ("all", "large_pool", "small_pool")
 _STATISTICS = (
@@ -101,6 +101,19 @@ def _install(gpu: TargetGPU, device_count: int) -> None:
     C._has_cuda = True
 
 
+def cuda_version() -> str:
+    """Of this build of PyTorch, which torchvision compares with its own; of the usual wheels if the build has none."""
+    from torch import version
+
+    return version.cuda or CUDA_VERSION
+
+
+def compiled_version() -> int:
+    """The same as CUDA's own number: 13000 of 13.0."""
+    major, minor = cuda_version().split(".")[:2]
+    return 1000 * int(major) + 10 * int(minor)
+
+
 def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
     def nothing(*_: Any, **__: Any) -> None:
         pass
@@ -118,7 +131,7 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_cuda_canDeviceAccessPeer": lambda *_: True,
         "_cuda_isInBadFork": lambda: False,
         "_cuda_getArchFlags": lambda: "sm_{}{}".format(*gpu.compute_capability),
-        "_cuda_getCompiledVersion": lambda: 12080,
+        "_cuda_getCompiledVersion": compiled_version,
         "_cuda_hasMagma": False,
         "_cuda_synchronize": _synchronise,
         "_cuda_ipc_collect": nothing,
@@ -262,7 +275,7 @@ def finish(gpu: TargetGPU) -> None:
     from autosac.capture.cuda import typed
     from autosac.capture.device import device as simulated
 
-    torch.version.cuda = CUDA_VERSION
+    torch.version.cuda = cuda_version()
     vars(torch.cuda.nvtx)["_nvtx"] = SimpleNamespace(**dict.fromkeys(_NVTX, lambda *_: 0))
     cuda: Any = torch.cuda
     streams: Any = importlib.import_module("torch.cuda.streams")

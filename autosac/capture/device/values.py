@@ -117,6 +117,7 @@ _CONSTANT: dict[Any, Callable[[Any, tuple[Any, ...]], torch.Tensor]] = {
     aten.zeros_like.default: _zeros,
     aten.new_zeros.default: _zeros,
     aten.zero_.default: _zeros,
+    aten._efficientzerotensor.default: _zeros,  # of which PyTorch's own has no memory
     aten.ones.default: _ones,
     aten.ones_like.default: _ones,
     aten.new_ones.default: _ones,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +22,7 @@ from autosac.capture.patches.saved import contents_of, loaded_from
 from autosac.capture.patches.unwritten import UnwrittenFiles
 
 _DCP, _MEGATRON = ".metadata", "metadata.json"
+_TENSORS, _METADATA = "tensors", "metadata"  # of what is saved as safetensors
 
 
 class LibraryCheckpoints:
@@ -32,6 +34,7 @@ class LibraryCheckpoints:
 
     def install(self) -> None:
         """In place of the libraries' own functions, if they are imported."""
+        after_import("safetensors", self._opened_safetensors)
         after_import("safetensors.torch", self._safetensors)
         after_import("torch.distributed.checkpoint.state_dict_saver", self._distributed_saver)
         after_import("torch.distributed.checkpoint.state_dict_loader", self._distributed_loader)
@@ -46,20 +49,32 @@ class LibraryCheckpoints:
     def _safetensors(self, module: Any) -> None:
         read = module.load_file
 
-        def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
-            self._write(filename, dict(tensors))
+        def save_file(tensors: Any, filename: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
+            self._write(filename, {_TENSORS: dict(tensors), _METADATA: metadata})
 
-        def save_model(model: torch.nn.Module, filename: Any, *_: Any, **__: Any) -> None:
-            self._write(filename, model.state_dict())
+        def save_model(model: torch.nn.Module, filename: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
+            save_file(model.state_dict(), filename, metadata)
 
         @functools.wraps(read)
         def load_file(filename: Any, device: Any = "cpu", **options: Any) -> Any:
             contents = self._unwritten.get(filename)
             if contents is None:
                 return read(filename, device, **options)
-            return loaded_from(contents, lambda _: torch.device(device))
+            return loaded_from(contents[_TENSORS], lambda _: torch.device(device))
 
         vars(module).update(save_file=save_file, save_model=save_model, load_file=load_file)
+
+    def _opened_safetensors(self, module: Any) -> None:
+        original = module.safe_open
+
+        @functools.wraps(original)
+        def safe_open(filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
+            contents = self._unwritten.get(filename)
+            if contents is None:
+                return original(filename, framework, device, **options)
+            return OpenedSafetensors(contents, torch.device(device))
+
+        vars(module)["safe_open"] = safe_open
 
     # ---- torch.distributed.checkpoint -------------------------------------------------------------------------------
 
@@ -117,6 +132,59 @@ class LibraryCheckpoints:
             return {**contents, **_filled(_unsharded(sharded_state_dict), contents)}
 
         vars(module).update(save=save, load=load)
+
+
+class OpenedSafetensors:
+    """What `safetensors.safe_open` returns."""
+
+    def __init__(self, contents: Any, device: torch.device) -> None:
+        self._contents = contents
+        self._device = device
+
+    def __enter__(self) -> OpenedSafetensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        """The names of its tensors, sorted as in a file."""
+        return sorted(self._contents[_TENSORS])
+
+    offset_keys = keys
+
+    def metadata(self) -> dict[str, str] | None:
+        """What was saved beside the tensors."""
+        found: dict[str, str] | None = self._contents[_METADATA]
+        return found
+
+    def get_tensor(self, name: str) -> Any:
+        """A tensor like the one that was saved."""
+        return loaded_from(self._contents[_TENSORS][name], lambda _: self._device)
+
+    def get_slice(self, name: str) -> SavedSlice:
+        """Of which parts can be read."""
+        return SavedSlice(self._contents[_TENSORS][name], lambda: self.get_tensor(name))
+
+
+class SavedSlice:
+    """A tensor of an opened file, which is not read before it is indexed."""
+
+    def __init__(self, saved: Any, read: Callable[[], Any]) -> None:
+        self._saved = saved
+        self._read = read
+
+    def get_shape(self) -> list[int]:
+        """Of the whole tensor."""
+        return list(self._saved.shape)
+
+    def get_dtype(self) -> str:
+        """As safetensors call it: F32, BF16, ..."""
+        types: dict[str, torch.dtype] = getattr(sys.modules.get("safetensors.torch"), "_TYPES", {})
+        return next((name for name, dtype in types.items() if dtype == self._saved.dtype), str(self._saved.dtype))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
 
 
 def _folder(checkpoint_id: Any, storage: Any) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,15 @@ from autosac.capture.patches.loading import Loader, device_for
 from autosac.capture.patches.saved import Saved, contents_of, loaded_from
 from autosac.capture.patches.shared_files import SharedFiles
 from autosac.capture.patches.unwritten import UnwrittenFiles
+from autosac.errors import UsageError
 
 _NOT_WRITTEN = "checkpoints are not written: simulated tensors have no values (--checkpoints writes zeros)"
+
+_OTHER_PROCESS = (
+    "the script gives simulated tensors to a process that it starts (multiprocessing, spawn), where there is no simulated "
+    "GPU: what trains there cannot be simulated. If it starts the ranks of torch.distributed, let --nproc do that; "
+    "workers of a data loader get no tensors that are on the GPU"
+)
 
 
 def install(note: Callable[[str], None], written: bool, shared: Path | None) -> None:
@@ -90,6 +98,8 @@ def _copies() -> None:
     fake: Any = FakeTensor
 
     def reduced(self: torch.Tensor, _: Any) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None:
+            raise UsageError(_OTHER_PROCESS)
         return _unpickled, (Saved.of(self), isinstance(self, torch.nn.Parameter), self.requires_grad)
 
     def copied(self: torch.Tensor) -> torch.Tensor:

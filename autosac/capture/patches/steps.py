@@ -42,6 +42,27 @@ def autograd_engine(capture: Patched) -> None:
         pipelining_backward._engine_run_backward = run
 
 
+@patch("torch.utils.checkpoint:_CheckpointFrame.__init__", "torch.utils.checkpoint:CheckpointFunction.forward")
+def checkpointed_functions(capture: Patched) -> None:
+    """Functions that the job checkpoints, where they are kept to be run again: without and with re-entrant backwards."""
+    from torch.utils import checkpoint
+
+    frame: Any = checkpoint._CheckpointFrame
+    reentrant: Any = checkpoint.CheckpointFunction
+    make, forward = frame.__init__, reentrant.forward
+
+    @functools.wraps(make)
+    def init(self: Any, recompute_fn: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, capture.recorder.phases.again(recompute_fn), *args, **kwargs)
+
+    @functools.wraps(forward)
+    def run(ctx: Any, run_function: Any, *args: Any) -> Any:
+        return forward(ctx, capture.recorder.phases.again(run_function), *args)
+
+    frame.__init__ = init
+    reentrant.forward = staticmethod(run)
+
+
 @patch(
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "torch.optim.optimizer:register_optimizer_step_post_hook",

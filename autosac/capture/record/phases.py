@@ -1,9 +1,9 @@
 """Where in the job an operator belongs: the phase of the step, the module, the line of source.
 
 - **Phases**: forward from the first module call; backward inside the autograd engine; recompute where a module's forward
-  runs inside of it, or any code with gradients enabled below a node of it (`torch.utils.checkpoint` of a function), or a unit
-  of a plan is recomputed (`begin_recomputation`); optimizer inside `Optimizer.step`; other elsewhere in a step; setup before
-  the first one.
+  runs inside of it, or a function that `torch.utils.checkpoint` runs again (`again`), or any code with gradients enabled
+  below a node of it (checkpointing by others), or a unit of a plan is recomputed (`begin_recomputation`); optimizer inside
+  `Optimizer.step`; other elsewhere in a step; setup before the first one.
 - **Modules**: by global module hooks in the forward; in the backward by autograd's sequence number: a node belongs to the
   module (and source line) that was running when the node was made.
 """
@@ -85,6 +85,7 @@ class PhaseTracker:
         self._optimizers: list[tuple[Phase, Phase]] = []
         self._backward_module = ROOT
         self._creates_graph = False
+        self._checkpoints = 0  # functions of the job's own checkpointing that run again now
         self._again = ROOT  # the unit that is, or was last, recomputed
         self._repeated: OperatorPlace | None = None  # while a unit is recomputed: where its operators belong
         # (sequence number after the operator, (module, source)), ascending: who made which autograd nodes.
@@ -105,7 +106,7 @@ class PhaseTracker:
         else:
             node = _current_node()
             module, source = self._owner(node)
-            if node is None or self._creates_graph or not _is_grad_enabled():
+            if node is None or not (self._checkpoints or (_is_grad_enabled() and not self._creates_graph)):
                 if module != self._backward_module:
                     self._move_backward(module)
                 return OperatorPlace(phase, module, source)
@@ -188,6 +189,21 @@ class PhaseTracker:
         """They have run."""
         self._repeated = None
         self._log.add(ModuleExit(self._again, Phase.RECOMPUTE))
+
+    def again(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that the job checkpoints. All that it runs in a backward is recomputation: forwards of custom autograd
+        functions, too, which run without gradients, and whether or not that backward creates a graph.
+        """
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            is_again = self.phase is Phase.BACKWARD
+            self._checkpoints += is_again
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._checkpoints -= is_again
+
+        return run
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
