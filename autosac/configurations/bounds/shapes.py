@@ -147,13 +147,16 @@ class ModelCosts:
         return (layers - leading) * self.layer_parameters + leading * self.lead_parameters
 
 
-def most_experts(parameters: Mapping[str, Sequence[int]]) -> float:
-    """The most that parameters of experts are of any layer's. Those of all experts are one tensor."""
-    layers: dict[str, float] = defaultdict(float)
+def experts_of(parameters: Mapping[str, Sequence[int]], leading: int) -> tuple[float, float]:
+    """What parameters of experts are of a layer's: the most of any layer's, and the least of any but the `leading` first ones.
+    Those of all experts are one tensor.
+    """
+    layers: dict[int, float] = defaultdict(float)
     for name, size in parameters.items():
-        if name.startswith("layers.") and len(size) > 2:
-            layers[name.split(".")[1]] += math.prod(size)
-    return max(layers.values(), default=0.0)
+        if name.startswith("layers."):
+            layers[int(name.split(".")[1])] += math.prod(size) if len(size) > 2 else 0
+    found = [layers[layer] for layer in sorted(layers)]
+    return max(found, default=0.0), min(found[leading:], default=0.0)
 
 
 def costs_of_parameters(
@@ -207,7 +210,7 @@ def costs_of_parameters(
         leading=leading if spread else 0,
         lead=costs(min(multiplied[:leading], default=0.0)),
         lead_parameters=min(numbers[:leading], default=0.0),
-        layer_experts=most_experts(parameters),
+        layer_experts=experts_of(parameters, leading)[0],
     )
 
 

@@ -40,7 +40,7 @@ from autosac.configurations.bounds.chains import (
 from autosac.configurations.bounds.hosts import NO_HOST, HostTimes, hosts_of
 from autosac.configurations.bounds.others import others_of
 from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, products_frontier, rerun_ms
-from autosac.configurations.bounds.shapes import NO_OTHERS, LayerCosts, ModelCosts, OtherTimes, most_experts
+from autosac.configurations.bounds.shapes import NO_OTHERS, LayerCosts, ModelCosts, OtherTimes, experts_of
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding, sharding_of
 from autosac.configurations.space.layout import USUAL_STAGES, Layout
 from autosac.estimator.pricing import kinds_of
@@ -97,7 +97,7 @@ class Sheet:
         """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
         leading ones by themselves.
         """
-        experts = {name: size for name, size in self.parameter_shapes if len(size) > 2}
+        experts, least_experts = experts_of(dict(self.parameter_shapes), self.leading)
         return ModelCosts(
             layers=self.layers,
             layer=self.least if pipeline else self.layer,
@@ -107,24 +107,15 @@ class Sheet:
             outside_parameters=self.outside_parameters,
             # FSDP reduces experts apart from what else a layer has.
             least_parameters=0.0 if experts else self.least_parameters,
-            message_parameters=self._least_experts(experts) if experts else self.least_parameters,
+            message_parameters=least_experts if experts else self.least_parameters,
             sharding=self.sharding,
-            layer_experts=most_experts(dict(self.parameter_shapes)),
+            layer_experts=experts,
             leading=self.leading if pipeline else 0,
             lead=self.lead,
             lead_parameters=self.lead_parameters,
             others=self.others,
             host=self.host,
         )
-
-    def _least_experts(self, experts: Mapping[str, Sequence[int]]) -> float:
-        """Of all layers' parameters of experts that repeat, the least."""
-        layers = {layer_number(name) for name, _ in self.parameter_shapes} - {NO_LAYER}
-        found = dict.fromkeys(sorted(layers)[self.leading :], 0.0)
-        for name, size in experts.items():
-            if layer_number(name) in found:
-                found[layer_number(name)] += math.prod(size)
-        return min(found.values(), default=0.0)
 
     def document(self) -> dict[str, Any]:
         """As JSON's types; infinite costs are None."""
