@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ BASELINES = ("none", "full", "selective-op")
 _CHECKPOINTED = ("full", "selective-op")
 # The observed step, "none", is of a model that is not compiled.
 _NONE_COMPILED = "none, compiled"
+_plan_numbers = itertools.count(1)  # of this process
 Progress = Callable[[str], None]
 StageInputs = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
 
@@ -187,7 +189,6 @@ class TitanCaptures:
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
         self._uncheckpointed: _Uncheckpointed | None = None
-        self._written = 0  # plans, into the folder
         # Of `_under_plans`, the one whose step nobody has asked for yet.
         self._ahead: tuple[tuple[Unit, ...], Settings] | None = None
 
@@ -335,8 +336,8 @@ class TitanCaptures:
         info = early_info(self._started["none"])
         if info.parallelism.pp > 1 and info.cut is not None:
             plan = in_all_layers(plan, info.cut.total) or plan
-        self._written += 1
-        path = self._folder / f"plan{self._written}.json"
+        # A capture reads its plan when it begins: those of all stages, in one folder, have files of their own until then.
+        path = self._folder / f"plan{next(_plan_numbers)}.json"
         plan.save(path)
         return self.job.request(plan_file=str(path))
 

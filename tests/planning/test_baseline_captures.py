@@ -117,3 +117,13 @@ def test_all_cuts_are_cancelled() -> None:
     assert isinstance(capture, Capturing)
     capture.cancel()
     assert [request.cut for request in server.cancelled] == [0, 1, 2]
+
+
+def test_stages_that_share_a_folder_have_plans_of_their_own(tmp_path: Path) -> None:
+    """Two stages begin to capture plans one after the other; the process that captures reads them later, each its own."""
+    server: Any = _Server()
+    stages = [captures_from(server, tmp_path) for _ in range(2)]
+    for stage, unit in zip(stages, ("layers.0", "layers.1"), strict=True):
+        stage.begin(plan(unit))
+    requests = [request for request in server.asked if request.plan_file and not request.cut]
+    assert server.plans(requests) == [("layers.0",), ("layers.1",)]
