@@ -31,7 +31,7 @@ import torch
 
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.jobs.copied_parts import BACKWARD, FORWARD, LOSS, Copies, Part, Stage, is_closed
-from autosac.capture.jobs.fsdp_units import FSDPUnits, UnitsChange, UnitsState
+from autosac.capture.jobs.fsdp_units import FSDPUnits, UnitsChange
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import RepetitionError
 from autosac.integrations.apply import add_forwards
@@ -67,7 +67,7 @@ class _PipelineStage(Stage):
 
     def leaves_nothing(self) -> bool:
         """Whether all that the microbatches make which have run as ones to compare ends with them."""
-        for (kind, index), _ in self.parts.items():
+        for kind, index in self.parts:
             if isinstance(kind, PartKind) and kind.part == BACKWARD and index not in self.closed:
                 self.closed[index] = is_closed([part for (_, i), part in self.parts.items() if i == index])
         return all(self.closed.values())
@@ -102,18 +102,14 @@ class Microbatches(Copies):
     def _begun(self, stage: Any) -> _PipelineStage:
         """The schedule begins with a stage, perhaps not for the first time in a step that accumulates gradients."""
         units, count = FSDPUnits(stage.submod), stage.chunks or 1
-        order = self._orders.get(stage.stage_index)
-        if set(order or ()) != {(part, index) for part in (FORWARD, BACKWARD) for index in range(count)}:
-            order = None
-        keeps = units.keep_parameters
-        if order is None and keeps:  # then it does not matter
-            order = [(part, index) for part in (FORWARD, BACKWARD) for index in range(count)]
-        known = _PipelineStage(units=units)
-        if order is None:
-            known.runs = frozenset(range(count))
-        else:
-            known.kinds = kinds_of(order, keeps)
+        every = [(part, index) for part in (FORWARD, BACKWARD) for index in range(count)]
+        order, keeps = self._orders.get(stage.stage_index, ()), units.keep_parameters
+        is_told = set(order) == set(every)
+        known = _PipelineStage(units=units, kinds=kinds_of(order if is_told else every, keeps))
+        if is_told or keeps:  # where parameters stay, the order does not matter
             known.compared, known.runs = compared_in(known.kinds)
+        else:
+            known.runs = frozenset(range(count))
         self._stages[id(stage)] = known
         return known
 
@@ -137,10 +133,8 @@ class Microbatches(Copies):
             stage.fwd_cache[index] = (output if isinstance(output, tuple) else (output,), inputs)
             return output
         output = self._run(known, FORWARD, index, stage, lambda: original(index, args, kwargs, *more, **named))
-        if len(stage.output_chunks) > kept:
-            known.parts[known.kind(FORWARD, index), index] = (
-                None  # outputs are merged in the end, which need their graphs
-            )
+        if len(stage.output_chunks) > kept:  # they are merged in the end, which needs their graphs
+            known.parts[known.kind(FORWARD, index), index] = None
         return output
 
     @staticmethod
@@ -205,13 +199,12 @@ class Microbatches(Copies):
         """Run a part of a microbatch, and note it where it may be one to compare. RepetitionError if the last one is not as
         those that were copied.
         """
-        if not index or index not in known.runs or not known.kinds:
+        if not index or index not in known.runs or not known.compared:
             return action()
         kind, is_last = known.kind(part, index), index == stage.chunks - 1
         if is_last and (not known.copied or part == BACKWARD):
             return action()
-        before = known.units.state(backward=part == BACKWARD)
-        found, noted = self._noted_with_units(known, index, stage.submod, before, action)
+        found, noted = self._noted_with_units(known, part, index, stage.submod, action)
         if not is_last:
             known.parts[kind, index] = noted
         elif (pattern := known.pattern(kind)) is not None and (noted is None or not noted.is_like(pattern)):
@@ -219,23 +212,18 @@ class Microbatches(Copies):
         return found
 
     def _noted_with_units(
-        self,
-        known: _PipelineStage,
-        index: int,
-        model: torch.nn.Module,
-        before: UnitsState | None,
-        action: Callable[[], Any],
+        self, known: _PipelineStage, part: str, index: int, model: torch.nn.Module, action: Callable[[], Any]
     ) -> tuple[Any, Part | None]:
-        """As `_noted`, with what it does to FSDP's units, which are in a state before; None, too, if that is not known."""
+        """As `_noted`, with what it does to FSDP's units; None, too, if that is not known."""
         units, table, numbers = known.units, self._recorder.storages, known.of(index).storages
-        passed = units.passed()
+        before, passed = units.state(backward=part == BACKWARD), units.passed()
         numbers.hold(units.storages(table))
-        found, part = self._noted(known, index, model, action)
+        found, noted = self._noted(known, index, model, action)
         after = units.state()
-        if part is None or before is None or after is None:
+        if noted is None or before is None or after is None:
             return found, None
         storages = tuple(numbers.position(number) for number in units.storages(table))
-        return found, replace(part, units=UnitsChange(before, after.gathered, storages, *units.since(passed)))
+        return found, replace(noted, units=UnitsChange(before, after.gathered, storages, *units.since(passed)))
 
 
 def orders_of(schedule: Any) -> dict[int, Order]:
