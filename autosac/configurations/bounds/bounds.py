@@ -387,10 +387,11 @@ def _after_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank
     """What is there, beside what is kept, as the last backward of a rank's largest stage ends: all its parameters, gathered,
     and all its gradients, which FSDP reduces after that. Backwards of weights alone leave them as they were computed.
     """
-    stages = zip(place.counts, place.leading, strict=True)
-    largest = max(shape.parameters(count, leading) for count, leading in stages)
-    found = _states_bytes(layout, shape, place, gradients=_pools(layout, shape).gradients_apart)
-    found += received_bytes(layout, shape, place) + _gathered_pool_bytes(layout, shape, place)
+    largest = max(map(shape.parameters, place.counts, place.leading))
+    nothing = Moment(
+        (0,) * len(place.counts), (False,) * len(place.counts), behind=True
+    )  # is gathered for a backward to come
+    found = _before_backward_bytes(layout, shape, place, nothing)
     gradient_bytes = shape.gradient_bytes if layout.schedule in WHOLE_BACKWARDS else shape.compute_bytes
     return found + (shape.compute_bytes + gradient_bytes) * largest / expert_shards(layout)
 
