@@ -263,8 +263,7 @@ class _Ranks:
                 self._alike[rank] = found
 
     def _say_together(self) -> None:
-        others = [rank for rank in self._processes if rank != self._shown and rank not in self._alike]
-        others = [rank for rank in others if self._has_trace(rank)]
+        others = [rank for rank in self._processes.keys() - self._alike.keys() - {self._shown} if self._has_trace(rank)]
         names = [str(self._processes[rank].folder) for rank in sorted(others)]
         write_bytes_atomically(self._folder / "together.json", json.dumps(names).encode())
 
