@@ -388,10 +388,9 @@ def _after_backward_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank
     and all its gradients, which FSDP reduces after that. Backwards of weights alone leave them as they were computed.
     """
     largest = max(map(shape.parameters, place.counts, place.leading))
-    nothing = Moment(
-        (0,) * len(place.counts), (False,) * len(place.counts), behind=True
-    )  # is gathered for a backward to come
-    found = _before_backward_bytes(layout, shape, place, nothing)
+    count = len(place.counts)
+    ended = Moment((0,) * count, (False,) * count, behind=True)  # no layer is gathered for a backward to come
+    found = _before_backward_bytes(layout, shape, place, ended)
     gradient_bytes = shape.gradient_bytes if layout.schedule in WHOLE_BACKWARDS else shape.compute_bytes
     return found + (shape.compute_bytes + gradient_bytes) * largest / expert_shards(layout)
 
