@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.device.typical import take, typical
 from autosac.capture.jobs.fsdp_units import UnitsChange
+from autosac.capture.jobs.held_tensors import HeldTensor
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import Numbering, RepetitionError, RowStretch, copy, stretch
 from autosac.integrations.apply import forwards_of
@@ -44,7 +45,8 @@ class _Result(NamedTuple):
 class Part:
     """What a microbatch does in one of its three parts: its stretch, what it returns (`results`, in a tree `like`), how often
     each unit of a plan runs forward, and the `state` of the modules afterwards. `elements`: typical ones of the results, which
-    are not compared. `units`: what it does to FSDP's units, if anybody has looked.
+    are not compared. `units`: what it does to FSDP's units, if anybody has looked; `held`: what objects of the model hold
+    afterwards.
     """
 
     stretch: RowStretch
@@ -54,28 +56,25 @@ class Part:
     state: tuple[Any, ...]
     elements: tuple[float | None, ...]
     units: UnitsChange | None = None
+    held: tuple[HeldTensor, ...] = ()
 
     def is_like(self, other: Part) -> bool:
         """Whether both do the same."""
-        return (self.results, self.like, self.forwards, self.state, self.units) == (
-            other.results,
-            other.like,
-            other.forwards,
-            other.state,
-            other.units,
-        ) and self.stretch.is_like(other.stretch)
+        names = ("results", "like", "forwards", "state", "units", "held")
+        return all(getattr(self, name) == getattr(other, name) for name in names) and self.stretch.is_like(
+            other.stretch
+        )
 
 
 @dataclass
 class Stage:
     """What is known of a stage's microbatches since the schedule has begun. `chained`: they run one after the other, and what
-    one has made may end in the next. `compared`: which two are, by kinds of parts.
+    one has made may end in the next.
     """
 
     numbers: dict[int, Numbering] = field(default_factory=dict)
     parts: dict[tuple[Hashable, int], Part | None] = field(default_factory=dict)
     patterns: dict[Hashable, Part | None] = field(default_factory=dict)  # of the parts that both have run
-    compared: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
     copied: set[int] = field(default_factory=set)
     real: set[int] = field(default_factory=set)  # storages of copied microbatches that tensors hold
     chained: bool = False
@@ -88,9 +87,8 @@ class Stage:
 
     def pattern(self, kind: Hashable) -> Part | None:
         """What microbatches do in this kind of part, if two have done the same."""
-        compared = self.compared.get(kind, COMPARED)
-        if kind not in self.patterns and all((kind, index) in self.parts for index in compared):
-            one, other = (self.parts[kind, index] for index in compared)
+        if kind not in self.patterns and all((kind, index) in self.parts for index in COMPARED):
+            one, other = (self.parts[kind, index] for index in COMPARED)
             self.patterns[kind] = other if one is not None and other is not None and one.is_like(other) else None
         return self.patterns.get(kind)
 
@@ -101,7 +99,7 @@ class Stage:
 
 def is_closed(parts: Sequence[Part | None], elsewhere: Collection[int] = ()) -> bool:
     """Whether all that a microbatch makes in its parts ends there or in the next one, but for what it returns, what FSDP's
-    units hold, and what ends `elsewhere`.
+    units and objects of the model hold, and what ends `elsewhere`.
     """
     held, freed, returned = set[int](), set[int](), set[int]()
     for part in filter(None, parts):
@@ -110,6 +108,7 @@ def is_closed(parts: Sequence[Part | None], elsewhere: Collection[int] = ()) -> 
         returned |= {result.storage for result in part.results if result is not None}
         if part.units is not None:
             returned |= set(part.units.storages)
+        returned |= {held.storage for held in part.held}
     return held - freed <= returned.union(elsewhere)
 
 

@@ -7,9 +7,13 @@ logged, and what the schedule goes on to use of them (outputs, losses, gradients
 computed. Schedules, transfers, sums of losses and optimizers run as ever. The trace is the same as that of the whole step.
 
 Where forwards free the parameters of FSDP units, a forward and a backward of a stage gather some of them or not, depending on
-what the stage has done before (`fsdp_units`). Then there are more kinds of parts: forwards and backwards that come after a
-forward, or after a backward, and backwards of either kind of forward. The schedule tells which is which, and two of each kind
-run. FSDP's units are brought into the state that a copied part would have left behind.
+what the stage has done before (`fsdp_units`). The same holds for tensors that objects of the model hold from one part to the
+next (`held_tensors`), if graphs hold them, too: which part frees them depends on the order. Then there are more kinds of parts:
+forwards and backwards that come after a forward, or after a backward, and backwards of either kind of forward. The schedule
+tells which is which, and two of each kind run. Units and objects are brought into the state that a copied part would have left
+behind.
+
+If two differ, as they may where Dynamo compiles, the next ones run until two in a row do the same.
 
 A later one may still differ, in a model that counts its calls. So numbers, texts and truth values that modules hold have to be
 the same after both, or all microbatches run; and if the forward or the loss of the last one is another one than those that
@@ -23,18 +27,22 @@ routers send every microbatch's tokens elsewhere.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+import sys
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.jobs.copied_parts import BACKWARD, FORWARD, LOSS, Copies, Part, Stage, is_closed
 from autosac.capture.jobs.fsdp_units import FSDPUnits, UnitsChange
+from autosac.capture.jobs.held_tensors import HeldTensor, HeldTensors
 from autosac.capture.record.recorder import Recorder
-from autosac.capture.record.repeats import RepetitionError
+from autosac.capture.record.repeats import Numbering, RepetitionError
 from autosac.integrations.apply import add_forwards
+from autosac.trace import Free
 
 _SPLITTING = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 Order: TypeAlias = Sequence[tuple[str, int]]  # forwards and backwards of a stage, with their microbatches
@@ -51,26 +59,60 @@ class PartKind(NamedTuple):
 
 
 _LOSSES = PartKind(LOSS)
+_TRIES = 4  # after so many parts of one kind that all differ, those that follow will, too
 
 
 @dataclass
 class _PipelineStage(Stage):
-    """A stage's microbatches. `kinds`: those of all parts; `runs`: which microbatches run."""
+    """A stage's microbatches. `kinds`: those of all parts; `runs`: which microbatches run. `in_graphs`: what graphs of copied
+    microbatches would hold beside objects of the model; `compiling`: in which microbatches Dynamo has compiled something. It
+    holds what it has compiled for, so these are like no others.
+    """
 
     units: FSDPUnits = field(kw_only=True)
+    objects: HeldTensors = field(kw_only=True)
+    in_graphs: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     kinds: dict[tuple[str, int], PartKind] = field(default_factory=dict)
     runs: frozenset[int] = frozenset()
     closed: dict[int, bool] = field(default_factory=dict)
+    compiling: set[int] = field(default_factory=set)
 
     def kind(self, part: str, index: int) -> PartKind:
         return _LOSSES if part == LOSS else self.kinds[part, index]
 
+    def note(self, kind: PartKind, index: int, part: Part | None) -> None:
+        """A microbatch has run this kind of part, None if it cannot be copied. What two in a row have done is the pattern."""
+        before = self.noted(kind)
+        self.parts[kind, index] = part
+        if kind not in self.patterns and before and part is not None and before[-1] is not None:
+            if before[-1].is_like(part):
+                self.patterns[kind] = part
+            elif len(before) > _TRIES:
+                self.patterns[kind] = None
+
+    def noted(self, kind: PartKind) -> list[Part | None]:
+        """The parts of this kind that have run."""
+        return [part for (k, _), part in self.parts.items() if k == kind]
+
+    def gives_up(self, kind: Hashable) -> bool:
+        """Whether no two have done the same in this kind of part, after some."""
+        return kind in self.patterns and self.patterns[kind] is None
+
+    def pattern(self, kind: Hashable) -> Part | None:
+        """What microbatches do in this kind of part, if two in a row have done the same."""
+        return self.patterns.get(kind)
+
     def leaves_nothing(self) -> bool:
-        """Whether all that the microbatches make which have run as ones to compare ends with them."""
+        """Whether all ends with its microbatch, in those whose parts are the patterns."""
         for kind, index in self.parts:
             if isinstance(kind, PartKind) and kind.part == BACKWARD and index not in self.closed:
-                self.closed[index] = is_closed([part for (_, i), part in self.parts.items() if i == index])
-        return all(self.closed.values())
+                own = {k: part for (k, i), part in self.parts.items() if i == index}
+                patterns = [(part, self.pattern(k)) for k, part in own.items()]
+                if all(
+                    part is not None and pattern is not None and part.is_like(pattern) for part, pattern in patterns
+                ):
+                    self.closed[index] = is_closed(list(own.values()))
+        return bool(self.closed) and all(self.closed.values())
 
 
 class Microbatches(Copies):
@@ -99,19 +141,27 @@ class Microbatches(Copies):
 
         setattr(owner, name, call)
 
-    def _begun(self, stage: Any) -> _PipelineStage:
-        """The schedule begins with a stage, perhaps not for the first time in a step that accumulates gradients."""
-        units, count = FSDPUnits(stage.submod), stage.chunks or 1
-        every = [(part, index) for part in (FORWARD, BACKWARD) for index in range(count)]
-        order, keeps = self._orders.get(stage.stage_index, ()), units.keep_parameters
-        is_told = set(order) == set(every)
-        known = _PipelineStage(units=units, kinds=kinds_of(order if is_told else every, keeps))
-        if is_told or keeps:  # where parameters stay, the order does not matter
-            known.compared, known.runs = compared_in(known.kinds)
-        else:
-            known.runs = frozenset(range(count))
+    def _begin(self, stage: Any, forward: Callable[[], Any], inputs: Any) -> Any:
+        """The schedule begins with a stage, perhaps not for the first time in a step that accumulates gradients. What its
+        first forward returns.
+        """
+        table, count = self._recorder.storages, stage.chunks or 1
+        known = _PipelineStage(units=FSDPUnits(stage.submod), objects=HeldTensors(stage.submod))
         self._stages[id(stage)] = known
-        return known
+        numbering, first = known.of(0), len(table.storages)
+        numbering.storages.give(table.of_all(_opened(inputs)))
+        output = forward()
+        numbering.storages.make(range(first, len(table.storages)))
+        known.objects.find()
+        held = self._held(known, numbering, first, ()) or ()
+        every = [(part, index) for part in (FORWARD, BACKWARD) for index in range(count)]
+        order = self._orders.get(stage.stage_index, ())
+        is_told, keeps = set(order) == set(every), known.units.keep_parameters
+        # Where parameters stay and graphs hold nothing that objects of the model hold, too, the order does not matter.
+        is_plain = keeps and not (is_told and any(left.is_shared for left in held))
+        known.kinds = kinds_of(order if is_told else every, is_plain)
+        known.runs = running_in(known.kinds) if is_told or keeps else frozenset(range(count))
+        return output
 
     # ---- the three parts of a microbatch ----------------------------------------------------------------------------
 
@@ -120,9 +170,12 @@ class Microbatches(Copies):
     ) -> Any:
         if not stage.has_backward or not torch.is_grad_enabled():
             return original(index, args, kwargs, *more, **named)
-        known = self._begun(stage) if not index else self._stages[id(stage)]
         inputs = (args, kwargs, _buffers(stage, "args_recv_info", index))
-        known.of(index).storages.give(self._recorder.storages.of_all(inputs))
+        forward = functools.partial(original, index, args, kwargs, *more, **named)
+        if not index:
+            return self._begin(stage, forward, inputs)
+        known = self._stages[id(stage)]
+        known.of(index).storages.give(self._recorder.storages.of_all(_opened(inputs)))
         kept = len(stage.output_chunks)
         if index not in known.runs and self._repeats(known, index, stage.is_last):
             known.copied.add(index)
@@ -132,16 +185,18 @@ class Microbatches(Copies):
             output = self._copied(known, FORWARD, index)
             stage.fwd_cache[index] = (output if isinstance(output, tuple) else (output,), inputs)
             return output
-        output = self._run(known, FORWARD, index, stage, lambda: original(index, args, kwargs, *more, **named))
+        output = self._run(known, FORWARD, index, stage, forward)
         if len(stage.output_chunks) > kept:  # they are merged in the end, which needs their graphs
-            known.parts[known.kind(FORWARD, index), index] = None
+            known.note(known.kind(FORWARD, index), index, None)
         return output
 
     @staticmethod
     def _repeats(known: _PipelineStage, index: int, has_loss: bool) -> bool:
         """Whether a forward, and the loss after it, are known."""
-        forward = known.pattern(known.kind(FORWARD, index))
+        forward, backward = known.pattern(known.kind(FORWARD, index)), known.kind(BACKWARD, index)
         if forward is None or forward.units is None or forward.units.before != known.units.state():
+            return False
+        if known.pattern(backward) is None and len(known.noted(backward)) > 1:
             return False
         return not has_loss or known.pattern(_LOSSES) is not None
 
@@ -190,23 +245,68 @@ class Microbatches(Copies):
         change = self._pattern(known, kind).units
         if change is None or change.before != units.state(backward=part == BACKWARD):
             raise RepetitionError("parameters are not gathered as they were")
-        numbering.storages.hold(units.storages(self._recorder.storages))
+        self._hold(known, numbering)
+        first = len(self._recorder.log.events)
+        with self._recorder.storages.silent() as ended:
+            if part == BACKWARD:
+                known.in_graphs.pop(index, None)
         found = self._copy(known, kind, index, let_go)
         units.become(change, [numbering.storages.number(place) for place in change.storages], self._recorder.storages)
+        self._leave(known, index, self._pattern(known, kind).held, first, ended)
         return found
+
+    def _hold(self, known: _PipelineStage, numbering: Numbering) -> None:
+        """A part begins: what FSDP's units and objects of the model hold has positions of its own."""
+        table = self._recorder.storages
+        numbering.storages.hold(known.units.storages(table) + known.objects.numbers(table))
+
+    def _leave(
+        self, known: _PipelineStage, index: int, held: Sequence[HeldTensor], first: int, ended: Collection[int]
+    ) -> None:
+        """Let objects of the model hold what a copied part leaves, whose rows begin at `first`. RepetitionError if what they
+        let go of, with what has `ended` before, is not what ends in these rows.
+        """
+        table, numbering = self._recorder.storages, known.of(index)
+        before, there = known.objects.numbers(table), known.objects.tensors()
+        made: dict[int, torch.Tensor] = {}
+        with table.silent() as replaced:
+            for place, left in enumerate(held):
+                number = numbering.storages.number(left.storage)
+                if number == before[place]:
+                    continue
+                if left.layout is not None:
+                    known.objects.put(place, self._made(left.layout, numbering, made))
+                    if left.is_shared:
+                        known.in_graphs.setdefault(index, []).append(known.objects.tensors()[place])
+                elif number >= 0 and number in before:
+                    known.objects.put(place, there[before.index(number)])
+                else:
+                    raise RepetitionError("an object of the model holds something else")
+            there.clear()
+            made.clear()
+        freed = {row.storage for row in self._recorder.log.events[first:] if type(row) is Free}
+        if not set(ended) <= freed or freed.intersection(before) != replaced:
+            raise RepetitionError(
+                "an object of the model holds memory longer, or shorter, than in the microbatch before"
+            )
 
     def _run(self, known: _PipelineStage, part: str, index: int, stage: Any, action: Callable[[], Any]) -> Any:
         """Run a part of a microbatch, and note it where it may be one to compare. RepetitionError if the last one is not as
         those that were copied.
         """
-        if not index or index not in known.runs or not known.compared:
-            return action()
         kind, is_last = known.kind(part, index), index == stage.chunks - 1
+        if not index or len(known.runs) == stage.chunks or known.gives_up(kind):
+            return action()
         if is_last and (not known.copied or part == BACKWARD):
             return action()
+        before = _compiled_graphs()
         found, noted = self._noted_with_units(known, part, index, stage.submod, action)
+        if _compiled_graphs() != before:
+            known.compiling.add(index)
+        if index in known.compiling:
+            noted = None
         if not is_last:
-            known.parts[kind, index] = noted
+            known.note(kind, index, noted)
         elif (pattern := known.pattern(kind)) is not None and (noted is None or not noted.is_like(pattern)):
             raise RepetitionError(f"the last microbatch differs in its {part}")
         return found
@@ -215,15 +315,43 @@ class Microbatches(Copies):
         self, known: _PipelineStage, part: str, index: int, model: torch.nn.Module, action: Callable[[], Any]
     ) -> tuple[Any, Part | None]:
         """As `_noted`, with what it does to FSDP's units; None, too, if that is not known."""
-        units, table, numbers = known.units, self._recorder.storages, known.of(index).storages
-        before, passed = units.state(backward=part == BACKWARD), units.passed()
-        numbers.hold(units.storages(table))
+        units, table, numbering = known.units, self._recorder.storages, known.of(index)
+        before, passed, made = units.state(backward=part == BACKWARD), units.passed(), len(table.storages)
+        known.objects.find()
+        self._hold(known, numbering)
         found, noted = self._noted(known, index, model, action)
         after = units.state()
         if noted is None or before is None or after is None:
             return found, None
-        storages = tuple(numbers.position(number) for number in units.storages(table))
-        return found, replace(noted, units=UnitsChange(before, after.gathered, storages, *units.since(passed)))
+        known.objects.find()
+        held = self._held(known, numbering, made, {result.storage for result in noted.results if result is not None})
+        if held is None:
+            return found, None
+        storages = tuple(map(numbering.storages.position, units.storages(table)))
+        change = UnitsChange(before, after.gathered, storages, *units.since(passed))
+        return found, replace(noted, units=change, held=held)
+
+    def _held(
+        self, known: _PipelineStage, numbering: Numbering, first: int, returned: Collection[int]
+    ) -> tuple[HeldTensor, ...] | None:
+        """What a part leaves in objects of the model; its storages are those from `first` on, and some are returned. None if
+        that cannot be copied.
+        """
+        table, objects = self._recorder.storages, known.objects
+        found: list[HeldTensor] = []
+        for place, number in enumerate(objects.numbers(table)):
+            position = numbering.storages.position(number)
+            if number < first:
+                found.append(HeldTensor(position))
+                continue
+            layout = self._result(objects.tensors()[place], numbering)
+            if layout is None or position in returned:
+                return None
+            is_shared = objects.is_shared(place, table, functools.partial(self._made, layout, numbering, {}))
+            if is_shared is None:
+                raise RepetitionError("an object of the model holds another's memory")
+            found.append(HeldTensor(position, layout, is_shared))
+        return tuple(found)
 
 
 def orders_of(schedule: Any) -> dict[int, Order]:
@@ -246,9 +374,9 @@ def _from_zero(order: Order) -> Order:
     return [(part, index - first if part == FORWARD else index) for part, index in order]
 
 
-def kinds_of(order: Order, keeps_parameters: bool) -> dict[tuple[str, int], PartKind]:
-    """The kinds of a stage's forwards and backwards."""
-    if keeps_parameters:
+def kinds_of(order: Order, is_plain: bool) -> dict[tuple[str, int], PartKind]:
+    """The kinds of a stage's forwards and backwards; `is_plain`: what has run before does not matter."""
+    if is_plain:
         return {(part, index): PartKind(part) for part, index in order}
     found: dict[tuple[str, int], PartKind] = {}
     after = ""
@@ -258,24 +386,29 @@ def kinds_of(order: Order, keeps_parameters: bool) -> dict[tuple[str, int], Part
     return found
 
 
-def compared_in(
-    kinds: dict[tuple[str, int], PartKind],
-) -> tuple[dict[Hashable, tuple[int, int]], frozenset[int]]:
-    """Which two microbatches are compared in each kind of part, the first that are neither the first nor the last of the step;
-    which microbatches run: those, the first and the last, and all that have a part of a kind of which there are less than two.
+def running_in(kinds: dict[tuple[str, int], PartKind]) -> frozenset[int]:
+    """Which microbatches run whatever they do: the first and the last of the step, the first two others of each kind of part,
+    and all that have a part of a kind of which there are less than two.
     """
     last = max(index for _, index in kinds)
     members: dict[PartKind, list[int]] = {}
     for (_, index), kind in kinds.items():
         if 0 < index < last:
             members.setdefault(kind, []).append(index)
-    chosen = {kind: tuple(indices[:2]) for kind, indices in members.items()}
-    runs = frozenset((0, last)).union(*chosen.values())
-    compared: dict[Hashable, tuple[int, int]] = {kind: (c[0], c[1]) for kind, c in chosen.items() if len(c) == 2}
-    inner = [index for part, index in kinds if part == FORWARD and index in runs - {0, last}]
-    if len(inner) > 1:
-        compared[_LOSSES] = (inner[0], inner[1])
-    return compared, runs
+    return frozenset((0, last)).union(*(indices[:2] for indices in members.values()))
+
+
+def _compiled_graphs() -> int:
+    """How many graphs Dynamo has compiled."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]
+
+
+def _opened(inputs: Any) -> list[Any]:
+    """What a stage is called with; of attention's masks, their tensors."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    return [leaf.as_tuple() if isinstance(leaf, BlockMask) else leaf for leaf in pytree.tree_leaves(inputs)]
 
 
 def _buffers(stage: Any, name: str, index: int) -> list[Any]:

@@ -58,7 +58,6 @@ class Extent(NamedTuple):
     works: int
     events: int
     regions: int
-    launches: int
     marks: int
     begun: int
 
@@ -366,7 +365,6 @@ class Recorder:
             works=self._work + 1,
             events=simulated.event_numbers.next,
             regions=len(self.regions),
-            launches=len(self.launches),
             marks=len(self.log.marks.made),
             begun=len(self.log.works.made),
         )

@@ -184,7 +184,7 @@ def stretch(recorder: Recorder, numbering: Numbering, before: Extent) -> RowStre
     numbering.events.make(range(before.events, after.events))
     numbering.works.make(range(before.works, after.works))
     rows = log.events[before.rows :]
-    if not recorder.is_between or after.launches > before.launches or any(type(row) is GraphLaunch for row in rows):
+    if not recorder.is_between or any(type(row) is GraphLaunch for row in rows):
         return None
     storage = numbering.storages.position
     return RowStretch(
