@@ -8,10 +8,10 @@ computed. Schedules, transfers, sums of losses and optimizers run as ever. The t
 
 Where forwards free the parameters of FSDP units, a forward and a backward of a stage gather some of them or not, depending on
 what the stage has done before (`fsdp_units`). The same holds for tensors that objects of the model hold from one part to the
-next (`held_tensors`), if graphs hold them, too: which part frees them depends on the order. Then there are more kinds of parts:
-forwards and backwards that come after a forward, or after a backward, and backwards of either kind of forward. The schedule
-tells which is which, and two of each kind run. Units and objects are brought into the state that a copied part would have left
-behind.
+next (`held_tensors`), if graphs hold them, too: which part frees them depends on the order. Then there are more kinds of
+parts: forwards and backwards that come after a forward, or after a backward, and backwards of either kind of forward. The
+schedule tells which is which, and two of each kind run. Units and objects are brought into the state that a copied part would
+have left behind.
 
 If two differ, as they may where Dynamo compiles, the next ones run until two in a row do the same.
 

@@ -11,23 +11,18 @@ shards, accumulation, pipelines, resharding and the optimizer change neither the
 
 Counted is a *chain* (`bounds.chains`), the sum of which is a lower bound of the time.
 
-Kept is what a layer allocated in its forward and lives on in the backward. To free it, its operator or collective runs again,
-and what made the inputs of that (`bounds.recomputation`); a layer's input is never freed. What others read
-as well (the last layer's result) does not count. Between the layers' forward and backward, all of that is there, and whatever
-the operator that runs reads and writes: logits and their gradient, which no plan makes smaller.
+What layers keep and need at once is in `bounds.kept`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from autosac.configurations.bounds.chains import (
-    COMPUTE,
     NO_LAYER,
     PHASES,
     ChainTimes,
@@ -38,17 +33,24 @@ from autosac.configurations.bounds.chains import (
     sums,
 )
 from autosac.configurations.bounds.hosts import NO_HOST, HostTimes, hosts_of
+from autosac.configurations.bounds.kept import (
+    Items,
+    Kept,
+    items_of,
+    kept_of,
+    layer_modules,
+    least_kept_of,
+    working_bytes,
+)
 from autosac.configurations.bounds.others import others_of
-from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, products_frontier, rerun_ms
+from autosac.configurations.bounds.recomputation import rerun_ms
 from autosac.configurations.bounds.shapes import NO_OTHERS, LayerCosts, ModelCosts, OtherTimes, experts_of
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding, sharding_of
 from autosac.configurations.space.layout import USUAL_STAGES, Layout
 from autosac.estimator.pricing import kinds_of
 from autosac.simulation import Simulation
-from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace, TraceInfo
+from autosac.trace import Label, Phase, Trace, TraceInfo
 
-_MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
-_Items = Counter[tuple[int, float, str]]  # (bytes, milliseconds of the operator, its name)
 _KEPT = ("kept", "kept_products")
 _SMALL = 1e-3
 _PART_NAMES = ("layer", "least", "lead", "first", "last")
@@ -207,8 +209,9 @@ def sheet_of(simulation: Simulation) -> Sheet:
     layer_ms = {phase: average(chain.layers[phase]) for phase in PHASES}
     costs_ms = {member.event: member.ms for member in members if not info.compiled}
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
-    kept, rest = _kept(trace, event_ms, costs_ms, layer_of, {i for i in costs_ms if kinds.matrix[i]})
-    least_kept = _least_kept([kept[layer] for layer in present])
+    kept, rest = kept_of(trace, event_ms, costs_ms, layer_of, {i for i in costs_ms if kinds.matrix[i]})
+    least_kept = least_kept_of([kept[layer] for layer in present])
+    working = {} if info.compiled else working_bytes(trace, layer_of)  # what is recomputed fuses into other kernels
 
     def least_parameters(some: Sequence[int]) -> float:
         return float(min((parameters[layer] for layer in some), default=0))
@@ -226,10 +229,11 @@ def sheet_of(simulation: Simulation) -> Sheet:
             products_ms=average(products.layers),
             kept=least_kept.items(),
             kept_products=least_kept.products(),
+            working_bytes=_least_of(working, repeating),
         ),
-        least=_least(chain, waits, products, kept, repeating),
+        least=_least(chain, waits, products, kept, working, repeating),
         leading=len(leading),
-        lead=_least(chain, waits, products, kept, leading),
+        lead=_least(chain, waits, products, kept, working, leading),
         lead_parameters=least_parameters(leading),
         repeating_parameters=least_parameters(repeating),
         first=_first(chain, waits, products, present, average),
@@ -241,7 +245,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         full_ms=rerun_ms(least_kept.forward, lambda _: False),
         selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
-        sharding=sharding_of(simulation, _layer_modules(trace, layer_of)),
+        sharding=sharding_of(simulation, layer_modules(trace, layer_of)),
         others=others_of(simulation, max(1, total) / max(1, len(present))),
         host=hosts_of(simulation, layer_of, present, repeating, total),
         states_share=_labelled(trace, Label.OPTIMIZER_STATE) / parameter_bytes,
@@ -253,11 +257,20 @@ def _labelled(trace: Trace, label: Label) -> int:
     return sum(row.nbytes for row in trace.storages if row.label is label)
 
 
+def _least_of(of_layers: Mapping[int, int], layers: Sequence[int]) -> int:
+    return min((of_layers.get(layer, 0) for layer in layers), default=0)
+
+
 def _least(
-    chain: ChainTimes, waits: Sums, products: Sums, kept: Mapping[int, _Kept], layers: Sequence[int]
+    chain: ChainTimes,
+    waits: Sums,
+    products: Sums,
+    kept: Mapping[int, Kept],
+    working: Mapping[int, int],
+    layers: Sequence[int],
 ) -> LayerCosts:
     """Any of these layers, at least."""
-    least_kept = _least_kept([kept[layer] for layer in layers])
+    least_kept = least_kept_of([kept[layer] for layer in layers])
 
     def least_ms(phase: Phase) -> float:
         return min((chain.layers[phase].get(layer, 0.0) for layer in layers), default=0.0)
@@ -270,6 +283,7 @@ def _least(
         products_ms=min((products.layers.get(layer, 0.0) for layer in layers), default=0.0),
         kept=least_kept.items(),
         kept_products=least_kept.products(),
+        working_bytes=_least_of(working, layers),
     )
 
 
@@ -294,7 +308,7 @@ def _first(
     )
 
 
-def _last(chain: ChainTimes, waits: Sums, products: Sums, kept: _Items) -> LayerCosts:
+def _last(chain: ChainTimes, waits: Sums, products: Sums, kept: Items) -> LayerCosts:
     """What comes behind the layers."""
     return LayerCosts(
         forward_ms=chain.last[Phase.FORWARD],
@@ -302,194 +316,5 @@ def _last(chain: ChainTimes, waits: Sums, products: Sums, kept: _Items) -> Layer
         waits_ms=waits.last,
         least_waits_ms=waits.last,
         products_ms=products.last,
-        kept=_items(kept),
+        kept=items_of(kept),
     )
-
-
-def _least_kept(kept: Sequence[_Kept]) -> _Kept:
-    """What the layer that keeps least keeps."""
-    return min(kept, key=lambda layer: layer.nbytes, default=_Kept((), LayerForward((), ())))
-
-
-def _items(kept: _Items) -> tuple[tuple[int, float], ...]:
-    return tuple((size * n, ms * n) for (size, ms, _), n in kept.items())
-
-
-# ---- memory ---------------------------------------------------------------------------------------------------------
-
-
-class _Kept(NamedTuple):
-    """What a layer leaves to its backward: `fixed` bytes that no plan frees, and what it can run again."""
-
-    fixed: tuple[int, ...]
-    forward: LayerForward
-
-    @property
-    def nbytes(self) -> int:
-        """All of it."""
-        return sum(self.fixed) + self.forward.needed_bytes
-
-    def items(self) -> tuple[tuple[int, float], ...]:
-        """(bytes, least milliseconds that recomputing them takes)."""
-        return (*((size, math.inf) for size in self.fixed), *frontier(self.forward))
-
-    def products(self) -> tuple[tuple[int, float], ...]:
-        """(bytes, least milliseconds of products that recomputing them takes)."""
-        return (*((size, math.inf) for size in self.fixed), *products_frontier(self.forward))
-
-
-class _Forwards:
-    """The forwards of all layers: which operator made which tensor from which others."""
-
-    def __init__(self, costs_ms: Mapping[int, float], products: Collection[int]) -> None:
-        self._costs_ms, self._products = costs_ms, products
-        self.layer: dict[int, int] = {}  # of storages that layers made
-        self._maker: dict[int, int] = {}  # event that took longest to write a storage
-        self._runs: dict[int, tuple[str, list[tuple[int, int]]]] = {}
-
-    def note(self, event: int, name: str, layer: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """An operator or collective of a layer. `outputs`: those that are activations."""
-        reads = [(storage, self._maker[storage]) for storage in inputs if self.layer.get(storage) == layer]
-        self._runs[event] = name, [(storage, maker) for storage, maker in reads if storage not in outputs]
-        for storage in outputs:
-            self.layer.setdefault(storage, layer)
-            if storage not in self._maker or self._cost_ms(event) >= self._cost_ms(self._maker[storage]):
-                self._maker[storage] = event
-
-    def _cost_ms(self, event: int) -> float:
-        return self._costs_ms.get(event, 0.0)
-
-    def of(self, layer: int, needed: Collection[int], elsewhere: Collection[int], sizes: Sequence[int]) -> LayerForward:
-        """One layer's. `elsewhere`: storages that others keep or read, which are there; `sizes`: of all storages."""
-        own = [storage for storage, home in self.layer.items() if home == layer and storage not in elsewhere]
-        position = {storage: i for i, storage in enumerate(own)}
-        events = sorted(
-            {self._maker[storage] for storage in own}
-            | {maker for event in self._runs for storage, maker in self._runs[event][1] if storage in position}
-        )
-        number = {event: i for i, event in enumerate(events)}
-        runs = tuple(
-            Run(
-                round(self._cost_ms(event), 6),
-                self._runs[event][0],
-                tuple(
-                    (position[storage], number[maker]) for storage, maker in self._runs[event][1] if storage in position
-                ),
-                event in self._products,
-            )
-            for event in events
-        )
-        made = tuple(Made(sizes[storage], storage in needed, number[self._maker[storage]]) for storage in own)
-        return LayerForward(runs, made)
-
-
-def _kept(
-    trace: Trace,
-    event_ms: Sequence[float],
-    costs_ms: Mapping[int, float],
-    layer_of: Sequence[int],
-    products: Collection[int],
-) -> tuple[dict[int, _Kept], _Items]:
-    """Every tensor that the forward leaves to the backward, by layer; and of the
-    others, at the operator between the layers' forward and backward at which they are most: what that one reads and writes
-    is fixed. `costs_ms`: of the chain's members, by their events, of which some are products.
-    """
-    inputs = _layer_inputs(trace, layer_of)
-    alive: dict[int, tuple[float, str]] = {}  # longest operator that wrote it: milliseconds and name
-    forwards = _Forwards(costs_ms, products)
-    shared: set[int] = set()  # made by a layer and read by others
-    behind: _Items = Counter()
-    event: Any
-    for i, (event, ms) in enumerate(zip(trace.events, event_ms, strict=True)):
-        kind = type(event)
-        if kind is Alloc and _is_activation(trace, event.storage):
-            alive[event.storage] = 0.0, ""
-        elif kind is Free:
-            alive.pop(event.storage, None)
-        elif kind is Op or kind is Collective:
-            layer = layer_of[event.module] if event.module >= 0 else NO_LAYER
-            name = trace.signatures[event.signature].name if kind is Op else event.kind
-            if kind is Op and event.phase is Phase.BACKWARD and layer != NO_LAYER:
-                break
-            if kind is Op and layer != NO_LAYER:
-                behind = Counter()
-            elif kind is Op and event.stream == COMPUTE and event.phase in PHASES:
-                behind = max(behind, _at_once(trace, event, alive, layer_of, inputs), key=_total)
-            for storage in event.inputs if kind is Op else ():
-                if storage in alive and layer_of[trace.storages[storage].module] not in (NO_LAYER, layer):
-                    shared.add(storage)
-            if event.phase is Phase.BACKWARD or event.stream != COMPUTE:
-                continue
-            written = [storage for storage in event.outputs if storage in alive]
-            for storage in written:
-                alive[storage] = max(alive[storage], (ms, name))
-            if layer != NO_LAYER:
-                own = [storage for storage in written if layer_of[trace.storages[storage].module] == layer]
-                forwards.note(i, name, layer, event.inputs, own)
-    sizes = [row.nbytes for row in trace.storages]
-    fixed: dict[int, list[int]] = defaultdict(list)
-    for storage in alive:
-        if storage in inputs:
-            fixed[inputs[storage]].append(sizes[storage])
-    layers = {layer for layer in (*forwards.layer.values(), *fixed) if layer != NO_LAYER}
-    elsewhere = shared | set(inputs)
-    return {
-        layer: _Kept(tuple(fixed[layer]), forwards.of(layer, alive.keys() - elsewhere, elsewhere, sizes))
-        for layer in layers
-    }, behind
-
-
-def _at_once(
-    trace: Trace, op: Op, alive: Mapping[int, tuple[float, str]], layer_of: Sequence[int], inputs: Mapping[int, int]
-) -> _Items:
-    """What is there while an operator outside of the layers runs, without what layers keep."""
-    found: _Items = Counter()
-    touched = {storage for storage in (*op.inputs, *op.outputs) if storage >= 0}
-    for storage in touched:
-        row = trace.storages[storage]
-        if row.stream == COMPUTE and row.label is Label.NONE and storage not in inputs:
-            found[row.nbytes, math.inf, ""] += 1
-    for storage, (ms, name) in alive.items():
-        if storage not in touched and storage not in inputs and layer_of[trace.storages[storage].module] == NO_LAYER:
-            found[trace.storages[storage].nbytes, round(ms, 6), name] += 1
-    return found
-
-
-def _total(kept: _Items) -> int:
-    return sum(size * n for (size, _, _), n in kept.items())
-
-
-def _layer_inputs(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
-    """The storages that layers (members of ``layers``) read first of those that were there before their forwards, and who."""
-    layers = _layer_modules(trace, layer_of)
-    found: dict[int, int] = {}
-    before: frozenset[int] = frozenset()
-    layer = NO_LAYER
-    alive: set[int] = set()
-    event: Any
-    for event in trace.events:
-        kind = type(event)
-        if kind is Alloc and _is_activation(trace, event.storage):
-            alive.add(event.storage)
-        elif kind is Free:
-            alive.discard(event.storage)
-        elif kind is ModuleEnter and event.module in layers and event.phase is Phase.FORWARD:
-            before, layer = frozenset(alive), layer_of[event.module]
-        elif before and kind is Op and event.stream == COMPUTE and event.phase is Phase.FORWARD:
-            read = [storage for storage in event.inputs if storage in before]
-            if read:
-                before = frozenset()
-                found.setdefault(read[0], layer)
-    return found
-
-
-def _layer_modules(trace: Trace, layer_of: Sequence[int]) -> set[int]:
-    """The modules that are members of ``layers``."""
-    return {i for i, name in enumerate(trace.modules) if layer_of[i] != NO_LAYER and name.count(".") == 1}
-
-
-def _is_activation(trace: Trace, storage: int) -> bool:
-    """Made by the model's own forward, its own collectives included: neither gathered parameters nor FSDP's buffers."""
-    row = trace.storages[storage]
-    own = row.label is Label.NONE or (row.label is Label.COMMUNICATION and row.op.startswith(_MODELS_OWN))
-    return own and row.phase is Phase.FORWARD and row.stream == COMPUTE
