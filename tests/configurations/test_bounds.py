@@ -282,18 +282,6 @@ def test_a_chunked_loss_may_need_no_memory() -> None:
     assert recompute_bound_ms(layout, model, 0, 15) == pytest.approx(1.0)
 
 
-def test_a_layers_backward_needs_memory_beside_the_other_layers() -> None:
-    """Two layers keep 10 bytes each, half of which nothing frees: while one runs backward, of which an operator needs 50, the
-    other one's 5 are there. A pipeline's first stage of two microbatches has that layer's own from the other one as well.
-    """
-    model = _two_layers_and_a_loss()
-    hungry = replace(model, layer=replace(model.layer, working_bytes=50))
-    assert memory_bound_bytes(Layout(gpu="any"), hungry) == 5 + 50
-    layout = replace(pipeline(2, 2, "1F1B"), shard=1)
-    assert memory_bound_bytes(layout, replace(hungry, last=LayerCosts())) == 5 + 50
-    assert recompute_bound_ms(Layout(gpu="any"), hungry, 0, 57.5) == pytest.approx(0.5)
-
-
 def test_what_fsdp_holds_beside_the_layers() -> None:
     """Ten layers of a billion parameters on 4 shards, of reserved memory: two gathered messages and all gradients on streams
     of their own; beside what eight layers keep, a layer's parameters and gradients and the message before it.

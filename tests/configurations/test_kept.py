@@ -1,11 +1,17 @@
-"""What a layer's backward needs at once, on traces made by hand."""
+"""What a layer's backward needs at once, on traces made by hand, and the bounds that follow."""
 
 from __future__ import annotations
 
-from traces import TraceBuilder
+import math
 
+import pytest
+
+from autosac.configurations.bounds.bounds import memory_bound_bytes, recompute_bound_ms
 from autosac.configurations.bounds.kept import working_bytes
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
+from autosac.configurations.space.layout import Layout
 from autosac.trace import Label, Phase
+from traces import TraceBuilder
 
 NO_LAYER = -1
 LAYER_OF = [NO_LAYER, NO_LAYER, 0, 0, 1, NO_LAYER]  # of the builder's modules
@@ -44,3 +50,18 @@ def test_each_layer_has_its_own() -> None:
     trace.op("aten.mm.default", (), (first,))
     trace.op("aten.add.Tensor", (first, between), (first,))
     assert working_bytes(trace.build(), LAYER_OF) == {1: 36, 0: 6}
+
+
+def test_a_layers_backward_needs_memory_beside_the_other_layers() -> None:
+    """Two layers keep 10 bytes each, half of which nothing frees: while one runs backward, of which an operator needs 50, the
+    other one's 5 are there. With 57.5 bytes it has to free half of what it can, which takes 0.5 ms. In a pipeline of two
+    stages of one layer, the first holds that layer's 5 bytes of its second microbatch.
+    """
+    layer = LayerCosts(forward_ms=1.0, backward_ms=2.0, kept=((5, math.inf), (5, 1.0)), working_bytes=50)
+    model = ModelCosts(
+        layers=2, layer=layer, first=LayerCosts(), last=LayerCosts(), layer_parameters=0, outside_parameters=0
+    )
+    assert memory_bound_bytes(Layout(gpu="any"), model) == 5 + 50
+    assert recompute_bound_ms(Layout(gpu="any"), model, 0, 57.5) == pytest.approx(0.5)
+    stages = Layout(gpu="any", pipeline=2, schedule="1F1B", global_batch=2)
+    assert memory_bound_bytes(stages, model) == 5 + 50

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from autosac.configurations.bounds.chains import (
     NO_LAYER,
-    PHASES,
     ChainTimes,
     Sums,
     chain_of,
@@ -206,7 +205,6 @@ def sheet_of(simulation: Simulation) -> Sheet:
     def average(of_layers: Mapping[int, float]) -> float:
         return sum(of_layers.get(layer, 0.0) for layer in repeating) / max(1, len(repeating))
 
-    layer_ms = {phase: average(chain.layers[phase]) for phase in PHASES}
     costs_ms = {member.event: member.ms for member in members if not info.compiled}
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
     kept, rest = kept_of(trace, event_ms, costs_ms, layer_of, {i for i in costs_ms if kinds.matrix[i]})
@@ -222,14 +220,12 @@ def sheet_of(simulation: Simulation) -> Sheet:
     return Sheet(
         layers=max(1, total),
         layer=LayerCosts(
-            forward_ms=layer_ms[Phase.FORWARD],
-            backward_ms=layer_ms[Phase.BACKWARD],
+            forward_ms=average(chain.layers[Phase.FORWARD]),
+            backward_ms=average(chain.layers[Phase.BACKWARD]),
             waits_ms=average(waits.layers),
             least_waits_ms=average(waits.layers),
             products_ms=average(products.layers),
-            kept=least_kept.items(),
-            kept_products=least_kept.products(),
-            working_bytes=_least_of(working, repeating),
+            **_memory(least_kept, working, repeating),
         ),
         least=_least(chain, waits, products, kept, working, repeating),
         leading=len(leading),
@@ -257,8 +253,10 @@ def _labelled(trace: Trace, label: Label) -> int:
     return sum(row.nbytes for row in trace.storages if row.label is label)
 
 
-def _least_of(of_layers: Mapping[int, int], layers: Sequence[int]) -> int:
-    return min((of_layers.get(layer, 0) for layer in layers), default=0)
+def _memory(kept: Kept, working: Mapping[int, int], layers: Sequence[int]) -> dict[str, Any]:
+    """The memory of any of these layers, at least, as fields of `LayerCosts`; `working`: by layer."""
+    least = min((working.get(layer, 0) for layer in layers), default=0)
+    return {"kept": kept.items(), "kept_products": kept.products(), "working_bytes": least}
 
 
 def _least(
@@ -281,9 +279,7 @@ def _least(
         waits_ms=max((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
         least_waits_ms=min((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
         products_ms=min((products.layers.get(layer, 0.0) for layer in layers), default=0.0),
-        kept=least_kept.items(),
-        kept_products=least_kept.products(),
-        working_bytes=_least_of(working, layers),
+        **_memory(least_kept, working, layers),
     )
 
 
