@@ -69,7 +69,7 @@ def test_what_else_was_alike_could_be_to_blame() -> None:
 def test_schedules_answer_for_themselves() -> None:
     """A schedule that is refused says nothing of another one."""
     refusals = Refusals()
-    for layout in layouts(pipeline=(2, 4), expert=(2, 4), microbatch=(1, 2)):
+    for layout in layouts(pipeline=(2, 4), expert=(1, 2), microbatch=(1, 2)):
         refusals.taken(layout)
         refusals.refused(
             Layout(
@@ -83,6 +83,19 @@ def test_schedules_answer_for_themselves() -> None:
         )
     assert refusals.reason(Layout(gpu="h100", pipeline=8, schedule="GPipe")) == "no"
     assert refusals.reason(Layout(gpu="h100", pipeline=8, schedule="ZBVZeroBubble")) is None
+
+
+def test_what_all_layouts_have_is_not_to_blame() -> None:
+    """Eight layouts with context parallelism are refused, all with an allocator that every layout of the space has, and that
+    no layout was taken with yet: the allocator alone, or another degree, refuses nothing.
+    """
+    refusals = Refusals()
+    every = layouts(context=(1, 2), pipeline=(2, 4), expert=(1, 2, 4), microbatch=(1, 2), allocator=("expandable",))
+    with_context = [layout for layout in every if layout.context > 1]
+    for layout in with_context[:8]:
+        refusals.refused(layout, "no such attention")
+    assert all(refusals.reason(layout) == "no such attention" for layout in with_context[8:])
+    assert all(refusals.reason(layout) is None for layout in every if layout.context == 1)
 
 
 def test_what_was_tried_is_not_asked_again() -> None:

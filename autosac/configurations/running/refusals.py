@@ -8,8 +8,9 @@ for degrees, any above 1: a tensor degree of 4, tensor and context parallelism t
 - for any degree above 1, two degrees at least were refused, and
 - no layout with it was ever taken.
 
-Layouts with such a feature are then refused for its reason without a capture. That is an induction and no proof: reports say
-for how many layouts it was made. Sizes (microbatch, number of GPUs) are no features: what they cause is memory, and memory is
+Layouts with such a feature are then refused for its reason without a capture, if they have all other features, too, that the
+refused ones have in common and that were never taken: any of these may be the cause. That is an induction and no proof:
+reports say for how many layouts it was made. Sizes (microbatch, number of GPUs) are no features: what they cause is memory, and memory is
 no refusal.
 """
 
@@ -36,6 +37,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._refused: dict[Feature, dict[str, list[Layout]]] = defaultdict(lambda: defaultdict(list))
+        self._common: dict[tuple[Feature, str], frozenset[Feature]] = {}  # features of all that were refused
         self._taken: set[Feature] = set()
         self._known: set[Layout] = set()
 
@@ -43,8 +45,10 @@ class Refusals:
         """A layout was tried and refused."""
         if layout not in self._known:
             self._known.add(layout)
-            for feature in _features(layout):
+            features = frozenset(_features(layout))
+            for feature in features:
                 self._refused[feature][reason].append(layout)
+                self._common[feature, reason] = self._common.get((feature, reason), features) & features
 
     def taken(self, layout: Layout) -> None:
         """A layout was tried and can be captured."""
@@ -56,11 +60,11 @@ class Refusals:
         """Why a layout would be refused; None if nothing says that it would."""
         if layout in self._known:
             return None
-        for feature in _features(layout):
-            if feature not in self._taken:
-                for reason, layouts in self._refused[feature].items():
-                    if _is_to_blame(feature, layouts):
-                        return reason
+        own = frozenset(_features(layout))
+        for feature in own - self._taken:
+            for reason, layouts in self._refused[feature].items():
+                if _is_to_blame(feature, layouts) and self._common[feature, reason] - self._taken <= own:
+                    return reason
         return None
 
 
