@@ -10,8 +10,8 @@ for degrees, any above 1: a tensor degree of 4, tensor and context parallelism t
 
 Layouts with such a feature are then refused for its reason without a capture, if they have all other features, too, that the
 refused ones have in common and that were never taken: any of these may be the cause. That is an induction and no proof:
-reports say for how many layouts it was made. Sizes (microbatch, number of GPUs) are no features: what they cause is memory, and memory is
-no refusal.
+reports say for how many layouts it was made. Sizes (microbatch, number of GPUs) are no features: what they cause is memory,
+and memory is no refusal.
 """
 
 from __future__ import annotations
