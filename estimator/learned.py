@@ -60,9 +60,9 @@ _ROW_BYTES = 16  # what rows must be aligned to
 _UNALIGNED = {9: (3.5, 0.3), 7: (1.5, 0.2)}
 # The same for rows of multiples of 4 bytes: 2.75, BERT's vocabulary of 30,522 on an H100 (torch 2.11). Of rows of odd length:
 # 3.0, two batches of products in TraceLens's OWLv2 on an H100 (171dd747; 2.7 and 3.3; held out: two in its TimeSformer, 2.5
-# both); and the share of the peak that large products reach, Whisper's vocabulary of 51,865 in float16; checked on GPT-2's
-# steps.
-_EVEN_ROWS, _ODD_ROWS, _ODD_SHARE = {9: 2.75}, {9: 3.0}, {9: 0.135}
+# both); and at most so many FLOPs a cycle and processor, Whisper's vocabulary of 51,865 in float16 on an H100; checked on
+# GPT-2's steps there. These kernels are Ampere's on every GPU since: held out, a step of GPT-2 on an A100 (-10.6 -> -3.7 %).
+_EVEN_ROWS, _ODD_ROWS, _ODD_CYCLE = {9: 2.75}, {9: 3.0}, {8: 552.7}
 # Relative to a linear layer's forward, on Hopper: 19 kinds of products in one step with TF32. Nothing is held out.
 _TF32_LAYOUT = {(False, True): 1.0, (False, False): 1.1, (True, False): 1.6, (True, True): 1.6}
 # TF32 on an A100, where one wave of tiles of 128 x 128 holds the result: 3.0 ns more for each k, 1.5 us sooner ready. Fitted
@@ -223,10 +223,9 @@ class LearnedMatmul:
 
     def _odd_ms(self, rows: Sequence[_Product]) -> Array:
         """The least that products take whose rows have an odd number of 16-bit elements."""
-        share = self._since(_ODD_SHARE, math.inf)
-        peak = self._hardware.peak_flops("bfloat16") * share
+        rate = self._since(_ODD_CYCLE, math.inf) * self._hardware.sm_count * self._hardware.boost_mhz * 1e6
         flops = [2.0 * r.shape.batch * r.shape.m * r.shape.n * r.shape.k * (r.alignment == 2) for r in rows]
-        return np.array(flops) / peak * 1e3
+        return np.array(flops) / rate * 1e3
 
     def _unaligned(self) -> tuple[float, float]:
         """How much slower unaligned rows are on this GPU, and the relative error of that."""

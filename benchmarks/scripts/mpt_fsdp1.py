@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 8 benchmarks/scripts/mpt_fsdp1.py [--layers N] [--width N] [--head N] [--batch N] [--accumulation N]
     [--length N] [--checkpointing] [--attention flash|triton] [--prefetch pre|post] [--float32-reduction] [--keep-gathered]
+    [--full-precision]
 
 `--prefetch post` is Composer's default, `pre` also gathers ahead in the forward.
 """
@@ -37,6 +38,7 @@ parser.add_argument("--attention", choices=("flash", "triton"), default="flash")
 parser.add_argument("--prefetch", choices=("pre", "post"), default="pre")
 parser.add_argument("--float32-reduction", action="store_true")
 parser.add_argument("--keep-gathered", action="store_true")
+parser.add_argument("--full-precision", action="store_true")
 options = parser.parse_args()
 VOCABULARY = 50368
 
@@ -131,7 +133,9 @@ model = FullyShardedDataParallel(
     model,
     auto_wrap_policy=functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
     sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if options.keep_gathered else ShardingStrategy.FULL_SHARD,
-    mixed_precision=MixedPrecision(param_dtype=bfloat16, reduce_dtype=reduced, buffer_dtype=bfloat16),
+    mixed_precision=MixedPrecision(
+        param_dtype=None if options.full_precision else bfloat16, reduce_dtype=reduced, buffer_dtype=bfloat16
+    ),
     backward_prefetch=BackwardPrefetch.BACKWARD_PRE if ahead else BackwardPrefetch.BACKWARD_POST,
     forward_prefetch=ahead,
     limit_all_gathers=True,

@@ -1,11 +1,13 @@
 """Published steps of scripts outside TorchTitan, beside what `autosac run` says of scripts that do the same.
 
     python -m benchmarks.scripts.published (--truth DIR | --unseen | --page llama|mpt) [--case E0266 ...]
+        [--full-precision]
 
 DIR holds ``other_published.csv``: Llama-3.2-1B of Hugging Face with cuDNN's attention (`llama_attention.py`), and MPTs under
 the first FSDP (`mpt_fsdp1.py`). ``--unseen``: other rows of MPT's page (``unseen_mpt.csv``), chosen by
 size, length and GPU before any was simulated. ``--page``: all rows of a page that docs/scripts.md speaks of
-(``llama_page.csv``, ``mpt_page.csv``). Rank 0 runs. Clocks are locked where a row says so.
+(``llama_page.csv``, ``mpt_page.csv``). ``--full-precision``: as if Composer had left MPT's parameters in
+float32 on up to 64 GPUs. Rank 0 runs. Clocks are locked where a row says so.
 """
 
 from __future__ import annotations
@@ -151,6 +153,7 @@ def main() -> None:
     source.add_argument("--unseen", action="store_true", help="other rows of MPT's page")
     source.add_argument("--page", choices=("llama", "mpt"), help="all rows of a page of published steps")
     parser.add_argument("--case", action="append", help="only this run (may be repeated)")
+    parser.add_argument("--full-precision", action="store_true", help="MPTs whose parameters FSDP gathers in float32")
     options = parser.parse_args()
     print(HEADING)
     errors: dict[str, list[float]] = {}
@@ -158,6 +161,9 @@ def main() -> None:
     for published in read_published(options.truth / "other_published.csv" if options.truth else page):
         if options.case and published.case not in options.case:
             continue
+        if options.full_precision and published.model in _WIDTHS and published.request.world_size < _LARGE:
+            arguments = (*published.request.arguments, "--full-precision")
+            published = replace(published, request=replace(published.request, arguments=arguments))
         text, error = line(published)
         print(text, flush=True)
         if error is not None:

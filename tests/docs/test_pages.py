@@ -66,7 +66,7 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
         "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--exhaustive",  # benchmarks
         "--examples", "--covered", "--calibrated", "--csv", "--check", "--gpt", "--cold", "--commands",  # benchmarks
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
-        "--splits", "--small", "--polish", "--unseen", "--held-out", "--repeat", "--page", "--data",
+        "--splits", "--small", "--polish", "--unseen", "--held-out", "--repeat", "--page", "--data", "--full-precision",
         "--plans", "--casts", "--shards", "--slow-products", "--pipelines", "--on", "--family", "--compiled",  # benchmarks
         "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip
