@@ -60,7 +60,14 @@ class SimulationError(AutosacError):
 
 
 class InfeasibleError(AutosacError):
-    """No plan meets the budget. The message says how large the budget must be, and where memory peaks."""
+    """No plan meets the budget. The message says how large the budget must be, and where memory peaks.
+
+    `in_loss`: it peaks in forward or backward outside of all modules, whatever is recomputed.
+    """
+
+    def __init__(self, message: str, *, in_loss: bool = False) -> None:
+        super().__init__(message)
+        self.in_loss = in_loss
 
 
 class TimeLimitError(InfeasibleError):

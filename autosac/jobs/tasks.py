@@ -27,6 +27,7 @@ from autosac.plans import Plan
 from autosac.progress import Parts
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, simulation_of
+from autosac.titan.version import has_python_jobs
 from autosac.trace import Trace
 
 __all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
@@ -280,7 +281,7 @@ def plans_with_loss(
     progress = captures[0].job.progress
     plain = plans_of(captures, goal, budgets, progress, confidence) if plain is None else tuple(plain)
     if not goal.chunk_loss:
-        return plain
+        return tuple(_hinted(result, captures[-1]) for result in plain)
     chunks = chunks_of(captures[-1].observed().trace)  # the last stage's
 
     def in_chunks() -> tuple[Planned | InfeasibleError, ...]:
@@ -289,6 +290,18 @@ def plans_with_loss(
             return plans_of(chunked, goal, budgets, progress, confidence)
 
     return competing(plain, chunks, in_chunks)
+
+
+def _hinted(result: Planned | InfeasibleError, last: TitanCaptures) -> Planned | InfeasibleError:
+    """Where memory peaks in the loss, the error names the option that lowers that. `last`: the last stage's captures."""
+    if not isinstance(result, InfeasibleError) or not result.in_loss or has_python_jobs():
+        return result
+    chunks = chunks_of(last.observed().trace)
+    if chunks == 1:
+        return result
+    return InfeasibleError(
+        f"{result}; --chunk-loss may compute the loss in {chunks} chunks, which takes less", in_loss=True
+    )
 
 
 def plan_job(

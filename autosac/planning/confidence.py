@@ -128,7 +128,8 @@ class Confidence:
         """The error of planning for `inner_bytes`, in terms of the budget that was asked for."""
         share = budget_bytes / self.inner_bytes(budget_bytes) - 1
         return InfeasibleError(
-            f"{error} (planned for {self._left(budget_bytes)}; add {share:.2%} to the smallest budget for them)"
+            f"{error} (planned for {self._left(budget_bytes)}; add {share:.2%} to the smallest budget for them)",
+            in_loss=error.in_loss,
         )
 
     def _left(self, budget_bytes: int) -> str:

@@ -34,7 +34,7 @@ from autosac.planning.relaxations import Relaxed
 from autosac.plans import Plan
 from autosac.quantities import format_bytes, format_enough_bytes, format_ms
 from autosac.simulation import Simulation
-from autosac.trace import TracedOperators
+from autosac.trace import Phase, TracedOperators
 
 # A bracket of inner budgets narrower than this is not worth another capture.
 _NARROW_BYTES = 2**20
@@ -385,7 +385,8 @@ class Search:
             )
         return InfeasibleError(
             f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {hint}; with everything recomputed the peak is at "
-            f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}"
+            f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}",
+            in_loss=not report.module and report.phase in (Phase.FORWARD, Phase.BACKWARD),
         )
 
     def gap(self, candidate: Candidate) -> float | None:

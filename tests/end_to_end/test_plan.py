@@ -197,6 +197,13 @@ def test_the_loss_in_chunks(autosac: Run, job_file: str, tmp_path: Path) -> None
     assert simulated["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes <= plan.made_for.budget_bytes
 
 
+def test_where_the_loss_is_the_peak_its_option_is_named(autosac: Run, job_file: str, tmp_path: Path) -> None:
+    """With everything recomputed the two GiB of logits are the peak: the error names the option, with as many chunks."""
+    ran = autosac("plan", job_file, *GPU, "--budget", "2GiB", "-o", tmp_path / "plan.json", *WIDE)
+    assert ran.code == 1
+    assert "--chunk-loss may compute the loss in 8 chunks, which takes less" in ran.err
+
+
 def test_no_plan_loses_to_the_jobs_own_full_checkpointing(autosac: Run, job_file: str, tmp_path: Path) -> None:
     """Where the host is the limit (512 tokens of the debug model), that is the plan. It is simulated as planned, shown, and
     refused outside of TorchTitan; its peak is the smallest budget that works.
