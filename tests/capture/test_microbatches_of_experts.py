@@ -92,7 +92,7 @@ class _Dispatch:
         """A forward hook."""
 
 
-def _model(dispatch: _Dispatch) -> nn.Module:
+def _model(dispatch: _Dispatch) -> nn.Sequential:
     model = nn.Sequential(nn.Identity(), nn.Linear(2, 2, device="meta"))
     closed: list[torch.Tensor] = []
 
@@ -125,6 +125,18 @@ def test_tensors_that_objects_hold_are_found() -> None:
         dispatch.order = None
         held.find()
         assert held.numbers(table) == (-1, *numbers[1:])
+
+
+def test_what_is_far_away_is_no_part_of_a_model() -> None:
+    """A chain of a thousand dictionaries that ends in a tensor is followed for some links only, and without an error."""
+    chain: dict[str, object] = {"last": torch.empty(1)}
+    for _ in range(1000):
+        chain = {"next": chain}
+    model = nn.Identity()
+    model.near, model.chain = {"last": torch.empty(1)}, chain  # type: ignore[assignment]
+    held = HeldTensors(model)
+    held.find()
+    assert len(held.tensors()) == 1
 
 
 def test_who_else_holds_a_tensor() -> None:

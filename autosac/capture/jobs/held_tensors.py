@@ -25,6 +25,7 @@ Path = tuple[object, ...]
 _CELL: Any = types.CellType
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 _NOT_OPENED = ("torch", "autosac", "builtins")  # packages of classes
+_DEEPEST = 12  # links of a path: what is further away belongs to somebody else (a trainer that a module knows)
 _LEAVES = (torch.Tensor, torch.nn.Module, torch.dtype, torch.device)
 _ELSEWHERE = ("_modules", "_parameters")  # named_modules and FSDP's units have these
 
@@ -106,7 +107,7 @@ def _put(where: tuple[Any, Any], value: Any) -> None:
 
 def _within(path: Path, holder: Any, members: Any, seen: set[int]) -> Iterator[tuple[Path, Any, Any]]:
     """The places in a container, and in what it holds: path, container and key. `members`: those to look at."""
-    if id(holder) in seen:
+    if id(holder) in seen or len(path) > _DEEPEST:
         return
     seen.add(id(holder))
     for key, value in list(members.items()) if isinstance(members, dict) else list(enumerate(members)):
