@@ -73,6 +73,8 @@ WITHOUT_CAPTURES = (
     "capture/test_speedups.py",
     "capture/test_storages.py",
     "capture/test_trace.py",
+    "capture/test_unwritten.py",
+    "capture/test_worker.py",
     "derivation/test_agreement.py",
     "derivation/test_mix.py",
     "derivation/test_templates.py",

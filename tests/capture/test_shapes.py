@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         [2, 2, 2],
         torch.zeros(2, 3, 2, 2, 2, dtype=torch.int64),
     ),
+    "batch_norm_update_stats": (_random(3, 4), _random(4), _random(4), 0.1),
     "_standard_gamma_grad": (_random(3, 4), _random(3, 4)),
     "_dirichlet_grad": (_random(3, 4), _random(3, 4), _random(3, 4)),
     "_sample_dirichlet": (_random(3, 4),),
