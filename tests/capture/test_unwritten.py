@@ -1,5 +1,7 @@
 """Files of a script that are not on disk: `os` and `shutil` answer for them, and for all others as before."""
 
+# ruff: noqa: PTH104, PTH107, PTH116, PTH208 - what scripts call
+
 from __future__ import annotations
 
 import os
