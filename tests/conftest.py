@@ -57,6 +57,7 @@ WITHOUT_CAPTURES = (
     "benchmarks/test_matrix.py",
     "benchmarks/test_small_spaces.py",
     "benchmarks/test_step_kinds.py",
+    "capture/test_device_facts.py",
     "capture/test_dispatch_cache.py",
     "capture/test_exchanged_values.py",
     "capture/test_imports.py",
