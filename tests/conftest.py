@@ -154,7 +154,6 @@ LONG = (
     "fuzz",
     "integrations/test_torchtitan.py",
     "invariants",
-    "planning/test_compiled_mixes.py",
     "planning/test_offloading.py",
     "planning/test_pipeline_plans.py",
     "scripts/test_accumulated.py",
