@@ -67,6 +67,9 @@ def test_numbers_stand_for_types_and_formats() -> None:
     summed = to_signature(_op("aten::sum", ["float", "ScalarList", "Scalar", "Scalar"], [[4, 8], [], [], []], **noted))
     assert dict(summed.arguments) == {"dim": (1,), "keepdim": True, "dtype": "bfloat16"}
     assert [(meta.shape, meta.dtype) for meta in summed.outputs] == [((4, 1), "bfloat16")]
+    noted["Concrete Inputs"][3] = "99"  # of a newer PyTorch: as if none had been asked for
+    summed = to_signature(_op("aten::sum", ["float", "ScalarList", "Scalar", "Scalar"], [[4, 8], [], [], []], **noted))
+    assert summed.outputs[0].dtype == "float32"
 
 
 def test_old_traces_imply_what_they_do_not_hold() -> None:
