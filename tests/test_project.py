@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -102,6 +103,28 @@ def test_tests_import_public_names() -> None:
         if alias.name.startswith("_") and alias.name != "__main__"
     ]
     assert not private
+
+
+def test_tests_replace_public_names() -> None:
+    """What a test sets in a module of the project is no name with an underscore either."""
+    private = re.compile(r"(?:autosac|benchmarks)[\w.]*\._[A-Za-z]\w*")
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        imports = [
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.ImportFrom) and str(n.module).startswith(("autosac", "benchmarks"))
+        ]
+        own = {alias.asname or alias.name for node in imports for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and private.fullmatch(str(node.value)):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+                where, name = (ast.unparse(argument) for argument in node.args[:2])
+                if where in own and name.startswith("'_") and not name.startswith("'__"):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {where}.{name}")
+    assert not found
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from autosac.files.documents import DocumentError, is_gzipped
 
-_CHUNK_BYTES = 2**20
+CHUNK_BYTES = 2**20
 _MOST_BYTES = 2**35
-_MOST_MEMBER_CHARACTERS = 2**26
+MOST_MEMBER_CHARACTERS = 2**26
 _BLANK = " \t\r\n"
 
 
@@ -103,10 +103,10 @@ class _Window:
         """Read on; False at the end of the file."""
         if self._ended:
             return False
-        if len(self._text) - self._at > _MOST_MEMBER_CHARACTERS:
-            raise DocumentError(f"one of its values is longer than {_MOST_MEMBER_CHARACTERS // 2**20} MiB")
+        if len(self._text) - self._at > MOST_MEMBER_CHARACTERS:
+            raise DocumentError(f"one of its values is longer than {MOST_MEMBER_CHARACTERS // 2**20} MiB")
         # A value that does not fit is parsed again from its beginning: reading twice as much keeps that linear.
-        chunk = self._file.read(max(_CHUNK_BYTES, len(self._text) - self._at))
+        chunk = self._file.read(max(CHUNK_BYTES, len(self._text) - self._at))
         self._bytes += len(chunk)
         if self._bytes > _MOST_BYTES:
             raise DocumentError(f"it holds more than {_MOST_BYTES // 2**30} GiB")

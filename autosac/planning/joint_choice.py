@@ -25,7 +25,7 @@ from autosac.simulation import Pipeline, Simulation
 from autosac.trace import Collective
 
 # Combinations that are all executed; of more of them a descent executes a part.
-_MOST_COMBINATIONS = 64
+MOST_COMBINATIONS = 64
 # Steps that differ by less than this share are equally long.
 _EQUAL = 1e-6
 
@@ -104,7 +104,7 @@ def choose(stages: Sequence[Sequence[Candidate]], step_of: StepOf) -> tuple[Cand
     """The combination with the shortest step; of equally long ones that which recomputes least, then of least memory."""
     ranks = [candidates[0].simulation.trace.info.rank for candidates in stages]
     fronts = [undominated(candidates, ranks) for candidates in stages]
-    if math.prod(map(len, fronts)) <= _MOST_COMBINATIONS:
+    if math.prod(map(len, fronts)) <= MOST_COMBINATIONS:
         return _shortest(list(product(*fronts)), step_of)
     best = tuple(min(front, key=lambda c: (c.simulation.step_ms, *_modesty(c))) for front in fronts)
     while True:

@@ -39,7 +39,7 @@ from autosac.trace import Phase, TracedOperators
 # A bracket of inner budgets narrower than this is not worth another capture.
 _NARROW_BYTES = 2**20
 # Inner budgets that are tried beyond one that exceeded, where the verified peak need not rise with them.
-_BEYOND = 3
+BEYOND = 3
 # How a job asks for the baselines that checkpoint.
 _SETTINGS = {
     "full": 'activation_checkpoint.mode = "full"',
@@ -48,7 +48,7 @@ _SETTINGS = {
 # Plans that are tried for each objective where parts of layers are compiled.
 _CAPTURED = 4
 # Plans that are tried for what is left of the budget, if that is worth this share of the step.
-_LAST_TRIES = 3
+LAST_TRIES = 3
 _WORTH = 1e-4
 # Where a plan leaves some of the budget, units recompute less if the step is longer than without checkpointing by this share.
 _WORTH_RELAXING = 3e-3
@@ -187,8 +187,8 @@ class Search:
                 break
         exceeded = bracket.high
         if goal.budget_kind == "reserved" and exceeded < goal.budget_bytes and not captured:
-            for step in range(1, _BEYOND + 1):
-                inner = exceeded + (goal.budget_bytes - exceeded) * step // (_BEYOND + 1)
+            for step in range(1, BEYOND + 1):
+                inner = exceeded + (goal.budget_bytes - exceeded) * step // (BEYOND + 1)
                 self._progress(f"solving for {format_bytes(inner)} of active memory")
                 candidate = self._candidate(inner, costs)
                 if candidate is not None and candidate.fits(goal) and candidate.uses(goal):
@@ -208,7 +208,7 @@ class Search:
         if worth_ms < (1 - _SHORTER) * best.simulation.step_ms:
             return
         excess_bytes = best.simulation.peak_bytes(goal.budget_kind) - best.solution.peak_bytes - spare_bytes
-        for _ in range(_BEYOND):
+        for _ in range(BEYOND):
             inner = goal.target_bytes - excess_bytes
             self._progress(f"solving for {format_bytes(inner)} of active memory, equal units alike")
             try:
@@ -228,7 +228,7 @@ class Search:
         Only where steps are derived: a capture for each takes longer than the plans are worth.
         """
         share = 1.0
-        for _ in range(_LAST_TRIES):
+        for _ in range(LAST_TRIES):
             best = self._fastest(goal)
             if best is None or best.solution is None or not self._verifier.is_derived(best.simulation):
                 return

@@ -25,7 +25,7 @@ from autosac.capture.device import shadows
 from autosac.scripts import waits
 
 _POLL_S = 0.01
-_PATIENCE_S = 2.0
+PATIENCE_S = 2.0
 _KNOWN, _UNKNOWN = b"k", b"u"
 
 
@@ -72,7 +72,7 @@ class Exchange:
         (self._folder / f"{name}-{self._rank}").touch()
         for rank in ranks:
             if rank != self._rank and (self._folder / f"rank-{rank}").exists():
-                self._wait(self._folder / f"{name}-{rank}", rank, patience_s=_PATIENCE_S, gone=("ended", "put-off"))
+                self._wait(self._folder / f"{name}-{rank}", rank, patience_s=PATIENCE_S, gone=("ended", "put-off"))
 
     # ---- the step that is kept --------------------------------------------------------------------------------------
 

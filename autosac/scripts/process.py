@@ -13,6 +13,7 @@ import runpy
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,8 @@ def _set_up(request: ScriptRequest) -> None:
     sys.path[0] = "" if request.is_module else str(Path(request.script).resolve().parent)
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["WANDB_MODE"] = "disabled"  # its losses are invented
+    # Python 3.12 warns of a fork beside threads, and the watchdog is one that the script has not started.
+    warnings.filterwarnings("ignore", r".* is multi-threaded, use of fork\(\)", DeprecationWarning)
     if request.nproc is None:
         return
     rank, nproc = request.rank, request.nproc

@@ -27,4 +27,6 @@ def prepare() -> None:
             return original(cls, *args, **kwargs)
 
     new._autosac = True  # type: ignore[attr-defined]
+    # Dynamo, if it is imported later, compares the constructor's signature with its own stand-in's: that of the original.
+    new.__wrapped__ = original  # type: ignore[attr-defined]
     tensor.__new__ = staticmethod(new)

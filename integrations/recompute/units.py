@@ -18,6 +18,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
+import sys
 import types
 from typing import Any
 
@@ -28,6 +29,12 @@ from autosac.errors import PlanError
 
 _made: dict[tuple[type, type, str, str], type] = {}
 _originals: dict[type, type] = {}
+# Annotations may name what is imported for type checkers only, and are evaluated when they are asked for (Python 3.14).
+_AS_FAR_AS_KNOWN: dict[str, Any] = {}
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    _AS_FAR_AS_KNOWN["annotation_format"] = annotationlib.Format.FORWARDREF
 _COMPILERS = "_torchdynamo"  # what the compiler has noted about a function is about its own code
 
 
@@ -117,7 +124,9 @@ def is_class_of_units(cls: type) -> bool:
 def _tell(function: Any, original: type, own: Any, shown: inspect.Signature | None) -> None:
     """The function tells of itself what the class's forward tells, or one that the object has (`own`, called as `shown`)."""
     forward: Any = getattr(original, "forward", None) if own is None else own
-    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+    for (
+        name
+    ) in functools.WRAPPER_ASSIGNMENTS:  # from Python 3.14 on annotations as they stand: their names may be unknown
         if hasattr(forward, name):
             setattr(function, name, getattr(forward, name))
     if own is None:
@@ -132,7 +141,7 @@ def _tell(function: Any, original: type, own: Any, shown: inspect.Signature | No
 def _signature(forward: Any, *, is_bound: bool) -> inspect.Signature | None:
     """How the forward is called, with the module first; None if it does not tell."""
     try:
-        shown = inspect.signature(forward)
+        shown = inspect.signature(forward, **_AS_FAR_AS_KNOWN)
         if not is_bound:
             return shown
         module = inspect.Parameter("self_" if "self" in shown.parameters else "self", inspect.Parameter.POSITIONAL_ONLY)

@@ -138,6 +138,8 @@ def test_the_models_of_torchtitan_are_known() -> None:
 
     for name in ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss"):
         specification = get_train_spec(name)
+        flavors = titan_source.flavors(name)
+        assert flavors is None or set(flavors) == set(specification.model_args)
         assert titan_source.has_pipelines(name) == (specification.pipelining_fn is not None)
         for flavor, arguments in specification.model_args.items():
             facts = titan_source.model_facts(name, flavor)
@@ -149,6 +151,7 @@ def test_the_models_of_torchtitan_are_known() -> None:
             experts = getattr(arguments, "moe_args", None) if getattr(arguments, "moe_enabled", True) else None
             known = (facts.get("n_experts"), facts.get("top_k"))
             assert known == ((experts.num_experts, experts.top_k) if experts is not None else (None, None))
+    assert titan_source.flavors("llama3") is not None and titan_source.flavors("no_such_model") is None
     assert titan_source.has_pipelines("no_such_model")
     assert titan_source.model_facts("no_such_model", "8B") == titan_source.model_facts("../x", "8B") == {}
 

@@ -81,7 +81,7 @@ def job(tmp_path: Path) -> str:
 )
 def test_an_early_end_is_told(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, what: str, error: str) -> None:
     """The error is that of the process, also for a request that is written while the process can still be written to."""
-    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, what))
+    monkeypatch.setattr(module, "PROGRAM", program(tmp_path, what))
     assert within_limit(lambda: capture_twice(job)).startswith(error)
 
 
@@ -91,7 +91,7 @@ def test_what_a_job_prints(
 ) -> None:
     """Its output is only shown with debug, and then as errors: standard output holds reports."""
     prints = "print('to out', flush=True); print('to err', file=sys.stderr, flush=True)"
-    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, prints))
+    monkeypatch.setattr(module, "PROGRAM", program(tmp_path, prints))
 
     def ask() -> None:
         with CaptureServer(debug=debug) as server:
@@ -112,7 +112,7 @@ def test_what_is_asked_for_after_the_end_is_refused(job: str) -> None:
 
 def test_an_error_of_an_unknown_kind(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told as a CaptureError; the process is not given up for it."""
-    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, ANSWERS_UNKNOWN_KIND))
+    monkeypatch.setattr(module, "PROGRAM", program(tmp_path, ANSWERS_UNKNOWN_KIND))
 
     def ask() -> None:
         with CaptureServer() as server:
@@ -123,7 +123,7 @@ def test_an_error_of_an_unknown_kind(tmp_path: Path, job: str, monkeypatch: pyte
 
 def test_killed_at_many_moments(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty processes, killed at random moments of their first tenth of a second: forty errors."""
-    monkeypatch.setattr(module, "_PROGRAM", program(tmp_path, WAITS))
+    monkeypatch.setattr(module, "PROGRAM", program(tmp_path, WAITS))
     moments = random.Random(0)
 
     def kill(server: CaptureServer) -> None:

@@ -87,7 +87,7 @@ def test_cuts_are_captured_beside_each_other(layering: Layering, cuts: int, proc
 
 def test_layers_are_looked_at_once_for_all_captures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a job under any checkpointing; another job's are looked at again, and those of a file that has changed."""
-    monkeypatch.setattr(layers, "_known", {})
+    monkeypatch.setattr(layers, "known_layers", {})
     asked: list[str] = []
 
     class Job:

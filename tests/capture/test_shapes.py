@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         [2, 2, 2],
         torch.zeros(2, 3, 2, 2, 2, dtype=torch.int64),
     ),
+    "batch_norm_update_stats": (_random(3, 4), _random(4), _random(4), 0.1),
     "_standard_gamma_grad": (_random(3, 4), _random(3, 4)),
     "_dirichlet_grad": (_random(3, 4), _random(3, 4), _random(3, 4)),
     "_sample_dirichlet": (_random(3, 4),),
@@ -125,3 +126,13 @@ def test_fused_cells_keep_what_their_backward_reads() -> None:
     found = aten._thnn_fused_gru_cell_backward(hidden, workspace, True)
     assert [tuple(x.shape) for x in found] == [(2, 12), (2, 12), (2, 4), (12,), (12,)]
     assert aten._thnn_fused_gru_cell_backward(hidden, workspace, False)[3:] == (None, None)
+
+
+def test_statistics_of_several_ranks() -> None:
+    """Mean and inverse deviation of every channel, in float32 also of 16 bits."""
+    x, found = torch.empty(3, 4, 5, device="meta", dtype=torch.bfloat16), torch.empty(2, 4, device="meta")
+    one = aten.batch_norm_gather_stats(x, found, found, None, None, 0.1, 1e-5, 15)
+    many = aten.batch_norm_gather_stats_with_counts(
+        x, found, found, None, None, 0.1, 1e-5, torch.empty(2, device="meta")
+    )
+    assert [(tuple(t.shape), t.dtype) for t in (*one, *many)] == [((4,), torch.float32)] * 4

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from autosac.capture.device.masks import COMPUTED
+from autosac.capture.record import signatures
 from autosac.capture.record.signatures import SignatureTable, is_random, is_view, scalar_arguments
 from autosac.trace import Signature, TensorMeta
 
@@ -40,6 +42,13 @@ def test_what_changes_a_tensors_metadata_launches_nothing() -> None:
 def test_what_is_no_operator_has_numbered_arguments() -> None:
     """A function without a schema: its arguments by position are called by their numbers."""
     assert scalar_arguments(object(), (X, 3, "up"), {"flag": True}) == (("1", 3), ("2", "up"), ("flag", True))
+
+
+def test_only_what_has_no_schema_is_asked_for_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flexible attention has none, and notes the share that its mask leaves; operators note nothing."""
+    monkeypatch.setattr(signatures, "share_of", lambda func, args: 0.25)
+    assert scalar_arguments(object(), (X, 3), {}) == (("1", 3), (COMPUTED, 0.25))
+    assert scalar_arguments(aten.add.Tensor, (X, X), {"alpha": 2}) == (("alpha", 2),)
 
 
 def test_alike_calls_have_one_signature() -> None:

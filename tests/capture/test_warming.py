@@ -122,7 +122,7 @@ def _call(given: torch.Tensor, then: Callable[[], object] = lambda: None) -> Non
 @pytest.mark.parametrize("keeps", [True, False])
 def test_what_inherited_code_is_first_called_with_is_kept(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Dynamo kept what it compiled the function with; not with code of the own process, and not with a second call."""
-    monkeypatch.setattr("autosac.capture.compiler.inherited._keeping", set())
+    monkeypatch.setattr("autosac.capture.compiler.inherited.keeping", set())
     held = []
     with compiling():
         first = torch.ones(1)
@@ -146,7 +146,7 @@ def test_a_function_that_runs_no_inherited_code_keeps_nothing(monkeypatch: pytes
     def outside(_: torch.Tensor, then: Callable[[], object]) -> None:
         then()
 
-    monkeypatch.setattr("autosac.capture.compiler.inherited._keeping", {_call, outside})
+    monkeypatch.setattr("autosac.capture.compiler.inherited.keeping", {_call, outside})
     first, second = FirstRun(), FirstRun()
     for run in (first, second):
         monkeypatch.setattr(run, "process", os.getpid() + 1)

@@ -25,6 +25,8 @@ from autosac.capture.request import TitanRequest
         (3, 1, 100, True, False),
         (5, 3, 100, True, False),
         (5, 2, 100, False, False),
+        (1, 0, 3, False, False),
+        (1, 0, 4, True, True),
         (1, 0, 1, False, False),
         (1, 1, 1, False, False),
     ],
@@ -72,6 +74,15 @@ def test_a_job_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     for request in (*asked, other, *asked):
         server.read_ahead(request)
     assert found == [asked[0], asked[2], asked[3], other]
+
+
+def test_what_captures_share_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the first request; that it has been made is noted, with the request."""
+    found: list[TitanRequest] = []
+    monkeypatch.setattr(worker, "share_functions", found.append)
+    server = Worker(-1, "")
+    server.share(request := _request("none"))
+    assert (found, server.shares, server.shared) == ([request], False, request)
 
 
 def test_available_memory() -> None:

@@ -112,6 +112,13 @@ def test_replicas_are_sharded_over_context_parallel_ranks() -> None:
     ]
 
 
+def test_what_fsdp_shards_over() -> None:
+    """Context parallelism's ranks share parameters, too."""
+    sizes = [(1, 1), (2, 1), (1, 2), (2, 2)]
+    found = [Layout(gpu="any", shard=shard, context=context).has_shards for shard, context in sizes]
+    assert found == [False, True, True, True]
+
+
 def test_torchtitans_default_of_resharding() -> None:
     """It frees all but the output's parameters, and none in a pipeline, where it is another name for never."""
     space = {"tensor_parallel": 1, "context_parallel": 1, "data_parallel_replicate": 1, "microbatch": 1}

@@ -9,7 +9,14 @@ import pytest
 
 from autosac.cli.parser import main
 from autosac.configurations.evaluating.evaluations import PredictedStep
-from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, is_tied, told_as
+from autosac.configurations.found.results import (
+    ConfigurationRow,
+    Counts,
+    SearchResult,
+    is_tied,
+    least_of_kinds,
+    told_as,
+)
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.space import Space, space_of
@@ -77,3 +84,9 @@ def test_a_row_is_told_by_what_its_plan_does() -> None:
     assert told_as(layout.without_plans, both, usual) == layout.without_plans
     only = Space(activation_offload=(True,), chunk_loss=(True,))
     assert told_as(layout, only, usual) == told_as(layout, only, None) == layout
+
+
+def test_the_least_bound_of_each_kind_of_gpu() -> None:
+    """In whatever order layouts were ruled out; kinds without any have none."""
+    bounds = {Layout(gpu="b", shard=2): 9.0, Layout(gpu="a"): 3.0, Layout(gpu="b"): 4.0, Layout(gpu="a", shard=2): 5.0}
+    assert least_of_kinds(bounds) == {"b": 4.0, "a": 3.0}

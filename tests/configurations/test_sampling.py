@@ -51,6 +51,18 @@ def test_the_same_answers_give_the_same_proposals() -> None:
     assert rounds[0] == rounds[1]
 
 
+def test_answers_steer_proposals() -> None:
+    """After the same first proposals other values lead to other ones."""
+    rounds = []
+    for sign in (1, -1):
+        sampler = Sampler(KNOBS, made)
+        first = sampler.propose()
+        for candidate in first:
+            sampler.learn(candidate, sign * candidate[0] * candidate[1])
+        rounds.append((first, sampler.propose()))
+    assert rounds[0][0] == rounds[1][0] and rounds[0][1] != rounds[1][1]
+
+
 def test_choices_are_the_legal_layouts() -> None:
     """All choices of knobs' values make exactly the layouts that are listed, for a model with experts on 16 GPUs."""
     space = Space(pipeline_parallel=(1, 2), microbatch=(1, 2), pipeline_schedule=("1F1B", "ZBVZeroBubble"))

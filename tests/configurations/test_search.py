@@ -147,7 +147,7 @@ def test_a_finished_search_resumes_without_captures(search: TitanSearch, study: 
 
 def test_a_space_too_large_to_list_is_sampled(search: TitanSearch, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one layout too many for a list, the sampler finds what the exhaustive search found, and proves nothing."""
-    monkeypatch.setattr("autosac.configurations.running.search._MOST_LAYOUTS", len(search.layouts) - 1)
+    monkeypatch.setattr("autosac.configurations.running.search.MOST_LAYOUTS", len(search.layouts) - 1)
     with searching(inputs(job)) as found:
         result = found.run()
         assert found.sampled and set(found.layouts) == set(search.layouts)

@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from autosac.estimator.work import attention_shape, convolution_flops, family, kernel_count, matmul_shape, work_of
+from autosac.estimator.work import (
+    Work,
+    attention_shape,
+    convolution_flops,
+    family,
+    kernel_count,
+    matmul_shape,
+    work_of,
+)
 from autosac.trace import Scalar, Signature, TensorMeta
 
 Meta = Callable[..., TensorMeta]
@@ -47,6 +55,14 @@ def test_float8_and_tf32_choose_the_arithmetic(meta: Meta, mm: Callable[..., Sig
     assert work_of(scaled).arithmetic == "float8"
     assert work_of(mm(4, 16, 8, "float32")).arithmetic == "float32"
     assert work_of(mm(4, 16, 8, "float32"), tf32=True).arithmetic == "tf32"
+
+
+def test_what_does_not_look_like_attention_has_its_bytes_only(meta: Meta) -> None:
+    """Two tensors, or five dimensions: no operations are known, its tensors are read and written."""
+    q, deep = meta((1, 2, 4, 8)), meta((1, 1, 2, 4, 8))
+    name = "aten._scaled_dot_product_flash_attention.default"
+    for inputs in ((q, q), (deep, deep, deep)):
+        assert work_of(Signature(name, inputs, (q,))) == Work("", 0.0, 128 * (len(inputs) + 1), "bfloat16")
 
 
 def test_grouped_mm_multiplies_every_row_once(meta: Meta) -> None:

@@ -103,6 +103,16 @@ def test_reports(name: str, gpu: str, capfd: pytest.CaptureFixture[str]) -> None
     check(f"report-{name}.txt", capfd.readouterr().out)
 
 
+def test_the_world_of_a_stored_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The number of GPUs that it was captured with may be given, and no other; it can be saved as it is."""
+    command = ["simulate", str(FOLDER / "selective.trace"), "--gpu", "h100-sxm-80gb", "--quiet"]
+    assert main([*command, "--world-size", "8", "--save-capture", str(tmp_path / "again.trace")]) == 0
+    assert Trace.load(tmp_path / "again.trace") == Trace.load(FOLDER / "selective.trace")
+    capfd.readouterr()
+    assert main([*command, "--world-size", "4"]) == 2
+    assert "was captured in a world of 8 GPUs: --world-size 4 needs the job" in capfd.readouterr().err
+
+
 def test_summaries(stored: Stored) -> None:
     """What `print` shows of a trace, a simulation and a plan, and their reports as text."""
     plan = full_plan(stored.observed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import autosac
 from autosac.errors import PlanError, UsageError
+from autosac.integrations import first_steps
 from autosac.integrations.apply import switch
 from autosac.integrations.first_steps import FirstSteps, units_of
 from autosac.runs import MeasuredSteps, RunRecord
@@ -92,6 +94,21 @@ def test_steps_and_modules_are_measured_and_nothing_changes(parts: int) -> None:
     assert all(unit.forward_ms > 0 for unit in steps.units) and not steps.in_backward
     assert sum(unit.forward_ms + (unit.backward_ms or 0) for unit in steps.units) < max(steps.steps_ms)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_times_are_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on by half a second whenever it is read: each forward and backward takes 500 ms."""
+    readings = itertools.count()
+    monkeypatch.setattr(first_steps.time, "perf_counter", lambda: next(readings) / 2)
+    found: list[MeasuredSteps] = []
+    model = nn.Sequential(nn.Linear(4, 4))
+    FirstSteps(found.append, warm_up=1, steps=1).add(model)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        optimizer.step()
+    (unit,) = found[0].units
+    assert (unit.forward_ms, unit.backward_ms, found[0].steps_ms) == (500.0, 500.0, (2500.0,))
 
 
 def test_other_optimizers_do_not_count() -> None:

@@ -7,8 +7,12 @@ import copy
 import functools
 import inspect
 import io
+import os
 import pickle
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+import plans
 from autosac.errors import PlanError
 from autosac.integrations.apply import Checkpointed, apply
 from autosac.integrations.recompute.tape import all_tensors
@@ -165,6 +170,24 @@ def test_the_forward_of_a_unit_tells_what_the_original_tells(kind: Any, is_own: 
     assert [getattr(forward, name) for name in names] == about
     if not is_own:
         assert inspect.signature(copy.deepcopy(model)[0].forward) == signature
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated where they are written")
+def test_annotations_that_only_type_checkers_know(lab: Any, x: torch.Tensor) -> None:
+    """A forward whose annotations cannot be evaluated is called as before, and says the same of itself."""
+    import annotationlib
+
+    source = "class Typed(Body):\n    def forward(self, x: Unknown) -> Unknown: return Body.forward(self, x)"
+    exec(compile(source, "<typed>", "exec", dont_inherit=True), known := {"Body": Body})
+    model = nn.Sequential(known["Typed"]())
+    wanted = gradients(copy.deepcopy(model), x)
+    planned(lab, model, x)
+    assert lab.same(gradients(model, x), wanted)
+    told = annotationlib.get_annotations(type(model[0]).forward, format=annotationlib.Format.STRING)
+    assert told == {"x": "Unknown", "return": "Unknown"}
+    assert str(inspect.signature(model[0].forward, annotation_format=annotationlib.Format.STRING)) == (
+        "(x: Unknown) -> Unknown"
+    )
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -317,3 +340,28 @@ def test_hooks_on_a_module_that_fsdp_shards_count_and_fsdps_do_not(lab: Any, mes
     plain = gradients(sharded(model()), x)
     for a, b in zip(out, plain, strict=True):
         assert torch.equal(getattr(a, "_local_tensor", a), getattr(b, "_local_tensor", b))
+
+
+LATE_COMPILER = """
+import sys
+import torch
+from autosac.integrations.apply import apply
+from autosac.plans import Plan, Unit
+import plans
+from plans import MADE_FOR
+
+unit = Unit(fqn="0", discard_fraction=0.0, kept_bytes=0, recompute_ms=0.0, decisions=())
+model = apply(torch.nn.Sequential(torch.nn.Linear(4, 4)), Plan(made_for=MADE_FOR, units=(unit,)))
+model(torch.ones(2, 4)).sum().backward()
+assert "torch._dynamo" not in sys.modules
+with torch.device("meta"):
+    print(torch.compile(torch.nn.Linear(4, 2), backend="eager")(torch.ones(2, 4)).shape)
+"""
+
+
+def test_the_compiler_may_be_imported_after_the_first_step() -> None:
+    """What a planned step changes in PyTorch does not keep `torch.compile` from being imported."""
+    paths = [path for path in (str(Path(plans.__file__).parent), os.environ.get("PYTHONPATH", "")) if path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    ended = subprocess.run([sys.executable, "-c", LATE_COMPILER], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "torch.Size([2, 2])\n"), ended.stderr

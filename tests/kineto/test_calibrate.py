@@ -245,6 +245,26 @@ def test_what_only_ran_beside_collectives_is_taken_for_slowed_down(tmp_path: Pat
     assert measured_operators(price_rows(load_hardware("h100-sxm-80gb"), [alone])) == {}
 
 
+def test_products_on_tensor_cores_are_known_by_their_kernels(tmp_path: Path, trace_file: Make) -> None:
+    """Of float32 by the kernel's name; other operators and other types never count."""
+    trace = trace_file()
+    float32, half = [((64, 8), "float"), ((8, 8), "float")], [((32, 8), "c10::Half"), ((8, 8), "c10::Half")]
+    calls = (
+        ("mm", float32, "sm80_xmma_gemm_f32f32_tf32f32"),
+        ("mm", half, "ampere_s1688gemm"),
+        ("relu", float32[:1], "tf32"),
+    )
+    for i, (name, tensors, kernel) in enumerate(calls):
+        trace.op(f"aten::{name}", 100.0 * i, 5.0, tensors)
+        trace.kernel(kernel, 100.0 * i + 2, 100.0 * i + 9, 7.0)
+    rows = gather(read_profile(trace.save(tmp_path / "t.json"))).rows
+    assert {(row.signature.name, row.signature.inputs[0].dtype): row.tf32 for row in rows} == {
+        ("aten.mm.default", "float32"): True,
+        ("aten.mm.default", "float16"): False,
+        ("aten.relu.default", "float32"): False,
+    }
+
+
 def test_a_layout_that_is_not_held_is_not_guessed(tmp_path: Path, trace_file: Make) -> None:
     """A copy by the kernel for any layout, in a trace without strides: its input was not contiguous."""
     trace = trace_file()

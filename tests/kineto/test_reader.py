@@ -20,7 +20,7 @@ DOCUMENT = {"a": [1.5, "x\u00e9"], "events": [{"n": 12345678}, {"s": "}]{["}, {}
 @pytest.mark.parametrize("chunk", [1, 3, 7, 2**20])
 def test_members_are_those_of_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     """However the file is cut into chunks, the same members come out as from Python's parser."""
-    monkeypatch.setattr(stream, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(stream, "CHUNK_BYTES", chunk)
     path = tmp_path / "d.json"
     path.write_text(json.dumps(DOCUMENT), encoding="utf-8")
     found = list(stream.members(path, "events"))
@@ -32,8 +32,8 @@ def test_members_are_those_of_the_document(tmp_path: Path, monkeypatch: pytest.M
 
 def test_memory_is_bounded_by_one_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that is longer than the limit is refused, a long list of short ones is not."""
-    monkeypatch.setattr(stream, "_MOST_MEMBER_CHARACTERS", 1000)
-    monkeypatch.setattr(stream, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(stream, "MOST_MEMBER_CHARACTERS", 1000)
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 64)
     path = tmp_path / "d.json"
     path.write_text(json.dumps({"events": [{"n": i} for i in range(2000)]}), encoding="utf-8")
     assert len(list(stream.members(path, "events"))) == 2000

@@ -61,6 +61,17 @@ def _op(name: str, types: list[str], dims: list[Any], **args: Any) -> HostEvent:
     return HostEvent(name, 0, 0.0, 1.0, {"Input type": types, "Input Dims": dims} | args)
 
 
+def test_numbers_stand_for_types_and_formats() -> None:
+    """The types, layouts and formats of memory that a profiler notes by their numbers; flags stay flags."""
+    noted = {"Concrete Inputs": ["", "[1]", "True", "15"]}
+    summed = to_signature(_op("aten::sum", ["float", "ScalarList", "Scalar", "Scalar"], [[4, 8], [], [], []], **noted))
+    assert dict(summed.arguments) == {"dim": (1,), "keepdim": True, "dtype": "bfloat16"}
+    assert [(meta.shape, meta.dtype) for meta in summed.outputs] == [((4, 1), "bfloat16")]
+    noted["Concrete Inputs"][3] = "99"  # of a newer PyTorch: as if none had been asked for
+    summed = to_signature(_op("aten::sum", ["float", "ScalarList", "Scalar", "Scalar"], [[4, 8], [], [], []], **noted))
+    assert summed.outputs[0].dtype == "float32"
+
+
 def test_old_traces_imply_what_they_do_not_hold() -> None:
     """Without strides and values: a layer norm's extent is its weight's, a bias's gradient sums rows, numbers are free."""
     norm = to_signature(

@@ -66,6 +66,14 @@ def plan(*units: str) -> Plan:
     return Plan(made_for=replace(MADE_FOR, world_size=1), units=chosen)
 
 
+@pytest.mark.parametrize(("more", "observed"), [((), {True}), (("--compile.enable",), {True, False})])
+def test_a_plain_step_is_captured_where_it_compiles(tmp_path: Path, more: tuple[str, ...], observed: set[bool]) -> None:
+    """Modules are observed in an eager step; what the compiler makes of them is in one without observers."""
+    server = _Server()
+    captures_from(server, tmp_path, *more).start("none")
+    assert {request.observe for request in server.asked if request.checkpointing == "none"} == observed
+
+
 @pytest.mark.parametrize(("more", "cuts"), [((), [0, 1]), (("--compile.enable",), [0, 1, 2])])
 def test_baselines_are_made_of_two_cuts(tmp_path: Path, more: tuple[str, ...], cuts: list[int]) -> None:
     """If the step without checkpointing can confirm them, which a compiled one cannot. So they need not be worth three."""

@@ -153,7 +153,7 @@ def test_budgets_that_save_more_than_their_share() -> None:
 
 
 @pytest.mark.capture
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, capture_server: CaptureServer) -> None:
     """TorchTitan's debug model, six layers under FSDP with three policies: equal policies cost the same, others do not."""
     observed = capture_server.capture(replace(REQUEST, observe=True))
@@ -176,7 +176,7 @@ def test_each_layer_of_a_captured_job_runs_its_own_policy(tmp_path: Path, captur
 
 
 @pytest.mark.capture
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_with_flexible_attention_follow_their_policies(tmp_path: Path, capture_server: CaptureServer) -> None:
     """Three layers of TorchTitan's debug model with flexible attention: the planner's own policies, from the one that keeps
     least to the one that keeps most, keep, compiled, the bytes that they say, to the byte, and Inductor makes every graph.

@@ -118,7 +118,7 @@ def test_no_combination_is_shorter(parts: int, seed: int) -> None:
 def test_descent_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends where no stage alone can do better."""
     stages = stages_of(1, 2, 4)
-    monkeypatch.setattr(joint_choice, "_MOST_COMBINATIONS", 1)
+    monkeypatch.setattr(joint_choice, "MOST_COMBINATIONS", 1)
     steps = JointSteps()
     chosen = choose(stages, steps.step_ms)
     step_ms = steps.step_ms([c.simulation for c in chosen])

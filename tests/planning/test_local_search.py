@@ -123,6 +123,18 @@ def test_moves_are_of_one_unit_of_many_and_of_two(make_job: Callable[..., Any]) 
     assert one == 3 * MIB
 
 
+def test_an_exchange_that_saves_nothing_is_no_move(make_job: Callable[..., Any]) -> None:
+    """Of two equal layers one keeps a result: that the other one does instead is not proposed."""
+    planner = planner_of(make_job(2, 0.0), 1)
+    first, second = planner.policies.units
+    units = first.keeping(first.problem().free()[:1]), second.keeping(())
+    chosen = planner.policies_of(plan_of(planner.base, planner.goal, units))
+    assert chosen is not None and chosen[0] != chosen[1]
+    exchanged = ((0, chosen[1]), (1, chosen[0]))
+    moves = Moves(planner, None).of(chosen, 2 * MIB)
+    assert moves and all(move.saved_ms > 0 and tuple(sorted(move.policies)) != exchanged for move in moves)
+
+
 def test_moves_that_fit_come_first_and_those_for_holes_by_what_they_lack() -> None:
     """Ties wait for one of each; what neither fits nor could fit with all holes is left out."""
 

@@ -127,8 +127,8 @@ def test_a_second_stretch_that_fits_is_found(monkeypatch: pytest.MonkeyPatch) ->
         return active + 5 + 30 * (40 < active < 49) + 7 * (active > 90)
 
     assert search(Fake(peak, "reserved"), 60.5).inner > 49
-    monkeypatch.setattr("autosac.planning.search._BEYOND", 0)
-    monkeypatch.setattr("autosac.planning.search._LAST_TRIES", 0)
+    monkeypatch.setattr("autosac.planning.search.BEYOND", 0)
+    monkeypatch.setattr("autosac.planning.search.LAST_TRIES", 0)
     assert search(Fake(peak, "reserved"), 60.5).inner <= 40
 
 

@@ -36,6 +36,14 @@ def test_a_stage_that_treats_its_layers_alike() -> None:
     assert wide.made_for.parameters == (*((f"layers.{layer}.w", SHAPE) for layer in range(5)), ("head.w", SHAPE))
 
 
+def test_a_stage_of_one_layer() -> None:
+    """What it does in layer 2 is done in all three."""
+    plan = plan_of((True, True))
+    alone = replace(plan, units=plan.units[:1], made_for=replace(plan.made_for, parameters=(("layers.2.w", SHAPE),)))
+    wide = in_all_layers(alone, 3)
+    assert wide is not None and [unit.fqn for unit in wide.units] == [f"layers.{layer}.block" for layer in range(3)]
+
+
 def test_a_stage_that_does_not() -> None:
     """Layers that keep different things, and a layer that the model has not: there is no such plan."""
     assert in_all_layers(plan_of((True, False)), 5) is None

@@ -20,7 +20,7 @@ from typing import Any
 
 _kept: list[Any] = []
 _watched: list[tuple[Callable[..., Any], weakref.ref[Any]]] | None = None
-_keeping: set[Callable[..., Any]] = set()  # functions of whose first call Dynamo keeps something
+keeping: set[Callable[..., Any]] = set()  # functions of whose first call Dynamo keeps something
 _calls: list[bool] = []
 """Calls of compiled functions under way, the innermost last: whether it has run inherited code that had not run before."""
 
@@ -35,7 +35,7 @@ def compiling() -> Iterator[None]:
     finally:
         _watched = None
         gc.collect(1)  # as Dynamo does
-        _keeping.update(function for function, reference in watched if reference() is not None)
+        keeping.update(function for function, reference in watched if reference() is not None)
 
 
 def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     finally:
-        if _calls.pop() and function in _keeping:
+        if _calls.pop() and function in keeping:
             _kept.append((args, kwargs))
 
 

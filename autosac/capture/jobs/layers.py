@@ -41,7 +41,7 @@ from autosac.trace import Cut
 _WORTHWHILE = 0.75
 _FIXED_COST_LAYERS = 8 / 3
 _COMPILING_COST_LAYERS = 40.0  # to compile a layer takes as long as to run forty of them
-_known: dict[tuple[object, ...], list[Attributes]] = {}  # by job (`know_layers`)
+known_layers: dict[tuple[object, ...], list[Attributes]] = {}  # by job (`know_layers`)
 _NAMED_LAYER = re.compile(r"layers\.\d")
 
 
@@ -106,7 +106,7 @@ def layering_of(adapter: TitanAdapter, config: Any, request: TitanRequest) -> La
         return None
     if _NAMED_LAYER.search(repr(config)) or _has_buckets(parallelism, request.world_size):
         return None
-    attributes = _known.get(_job(request)) or adapter.layers(config)
+    attributes = known_layers.get(_job(request)) or adapter.layers(config)
     if not attributes:
         return None
     kind, _, every = adapter.describe(config).checkpointing.partition("-")
@@ -124,8 +124,8 @@ def know_layers(adapter: TitanAdapter, config: Any, request: TitanRequest) -> No
     that this process forks.
     """
     key = _job(request)
-    if key not in _known:
-        _known[key] = adapter.layers(config)
+    if key not in known_layers:
+        known_layers[key] = adapter.layers(config)
 
 
 def _job(request: TitanRequest) -> tuple[object, ...]:

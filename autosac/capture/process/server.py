@@ -31,7 +31,7 @@ from autosac.files.temporary import temporary_folder
 from autosac.interrupts import signals_later
 from autosac.trace import Trace, TraceInfo
 
-_PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("start.py")))
+PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("start.py")))
 _AUTOSAC = Path(__file__).resolve().parents[3]
 _PATIENCE_S = 10.0  # a process that has closed its answers is about to end
 
@@ -173,7 +173,7 @@ class CaptureServer:
         with contextlib.ExitStack() as files:
             log = None if self._debug else files.enter_context((self._folder / "log").open("wb"))
             return subprocess.Popen(
-                [*_PROGRAM, str(answers), str(os.getpid()), *self._folders(), str(_AUTOSAC), str(Path.cwd())],
+                [*PROGRAM, str(answers), str(os.getpid()), *self._folders(), str(_AUTOSAC), str(Path.cwd())],
                 stdin=requests,
                 stdout=log or sys.stderr,
                 stderr=log,

@@ -54,7 +54,7 @@ from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.jobs.titan import TitanJob
 
 _TRIES = 3
-_MOST_LAYOUTS = 50_000
+MOST_LAYOUTS = 50_000
 
 
 class TitanSearch:
@@ -97,8 +97,8 @@ class TitanSearch:
             per_node, own = self._machines.per_node(offer.gpu), self._own
             rest = (offer.world_size, per_node, own.global_batch, own.facts, own.compiled)
             some = legal(self._wanted.space, offer.gpu, *rest)
-            found += itertools.islice(some, _MOST_LAYOUTS + 1)
-            if len(found) > _MOST_LAYOUTS:
+            found += itertools.islice(some, MOST_LAYOUTS + 1)
+            if len(found) > MOST_LAYOUTS:
                 self.sampled = True
                 return found[:1]
         if not found:
