@@ -165,6 +165,14 @@ def test_models_that_count_run_whole(tmp_path: Path, captured: Both) -> None:
     assert copied.runs == whole.runs
 
 
+def test_models_that_remember_a_graph_run_whole(tmp_path: Path, captured: Both) -> None:
+    """A model that keeps a result with its graph: a copy would have none, so all microbatches run."""
+    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "remembering")
+    assert (whole.code, copied.code) == (0, 0)
+    assert whole.trace == copied.trace
+    assert copied.runs == whole.runs
+
+
 def test_the_last_microbatch_is_compared(tmp_path: Path, captured: Both) -> None:
     """A model that does more from its fifth forward on, the fourth microbatch's: the last one is not as the copied ones are,
     and the capture has to be made anew.

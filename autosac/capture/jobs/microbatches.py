@@ -344,9 +344,11 @@ class Microbatches(Copies):
             if number < first:
                 found.append(HeldTensor(position))
                 continue
-            layout = self._result(objects.tensors()[place], numbering)
-            if layout is None or position in returned:
+            tensor = objects.tensors()[place]
+            layout = self._result(tensor, numbering)
+            if layout is None or position in returned or tensor.requires_grad:  # that would hold a graph
                 return None
+            del tensor
             is_shared = objects.is_shared(place, table, functools.partial(self._made, layout, numbering, {}))
             if is_shared is None:
                 raise RepetitionError("an object of the model holds another's memory")
