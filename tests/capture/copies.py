@@ -59,7 +59,8 @@ def growing_from(first):
             return output * 1.0 if calls[0] >= first else output
     return growing
 
-habits = {"counting": counting, "remembering": remembering, "growing from 4": growing_from(4), "growing from 5": growing_from(5)}
+habits = {"counting": counting, "remembering": remembering}
+habits |= {f"growing from {first}": growing_from(first) for first in (4, 5)}
 for line in sys.stdin:
     folder, habit, *requests = json.loads(line)
     folder = Path(folder)
