@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+from torch._higher_order_ops import wrap
 from torch._higher_order_ops.wrap import inductor_compiled_code
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import (
@@ -279,9 +280,9 @@ class SimulatedDeviceMode(FakeTensorMode):
     def _higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with self:
             if func is inductor_compiled_code:  # capture what is inside of a compiled region
-                from torch._higher_order_ops.wrap import _resolve_inductor_callable
-
-                return _resolve_inductor_callable(args[0]).compiled_callable(args[1])
+                resolve = getattr(wrap, "_resolve_inductor_callable", None)  # PyTorch 2.11 calls the code itself
+                code = args[0] if resolve is None else resolve(args[0]).compiled_callable
+                return code(args[1])
             if func is run_and_save_rng_state:  # compiled graphs wrap random operators in these two
                 return torch.empty(16, dtype=torch.uint8), args[0](*args[1:], **kwargs)
             if func is run_with_rng_state:
