@@ -124,9 +124,8 @@ def is_class_of_units(cls: type) -> bool:
 def _tell(function: Any, original: type, own: Any, shown: inspect.Signature | None) -> None:
     """The function tells of itself what the class's forward tells, or one that the object has (`own`, called as `shown`)."""
     forward: Any = getattr(original, "forward", None) if own is None else own
-    for (
-        name
-    ) in functools.WRAPPER_ASSIGNMENTS:  # from Python 3.14 on annotations as they stand: their names may be unknown
+    # From Python 3.14 on these have annotations as they stand: names in them may be unknown.
+    for name in functools.WRAPPER_ASSIGNMENTS:
         if hasattr(forward, name):
             setattr(function, name, getattr(forward, name))
     if own is None:

@@ -277,7 +277,7 @@ class Microbatches(Copies):
                 if left.layout is not None:
                     known.objects.put(place, self._made(left.layout, numbering, made))
                     if left.is_shared:
-                        known.in_graphs.setdefault(index, []).append(known.objects.tensors()[place])
+                        known.in_graphs.setdefault(index, []).append(made[number])
                 elif number >= 0 and number in before:
                     known.objects.put(place, there[before.index(number)])
                 else:

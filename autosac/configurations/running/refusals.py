@@ -60,11 +60,13 @@ class Refusals:
         """Why a layout would be refused; None if nothing says that it would."""
         if layout in self._known:
             return None
-        own = frozenset(_features(layout))
-        for feature in own - self._taken:
-            for reason, layouts in self._refused[feature].items():
-                if _is_to_blame(feature, layouts) and self._common[feature, reason] - self._taken <= own:
-                    return reason
+        features = list(_features(layout))
+        own = self._taken.union(features)
+        for feature in features:
+            if feature not in self._taken:
+                for reason, layouts in self._refused[feature].items():
+                    if self._common[feature, reason] <= own and _is_to_blame(feature, layouts):
+                        return reason
         return None
 
 
