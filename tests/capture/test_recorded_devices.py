@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autosac.capture.device.device import new_stream_number
 from autosac.trace import (
     EventRecord,
     EventWait,
@@ -72,6 +73,14 @@ def test_streams_and_events(capture: Capture) -> None:
             HostWait(-1, -1, "device"),
         )
     ]
+
+
+def test_numbers_of_streams_begin_with_the_capture(capture: Capture) -> None:
+    """Stream 0 is the default stream, also where the process that asks for a capture has taken numbers before."""
+    new_stream_number()
+    reading = capture(make_streams)
+    on_side, on_compute = reading.operators("add")
+    assert (on_compute.stream, on_side.stream) == (0, 2)  # the first step's stream was 1
 
 
 def make_host_waits(device: torch.device) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -106,7 +105,6 @@ class _State(threading.local):
 log: DeviceLog = _Silence()
 clock: DeviceClock = _Stopped()
 _state = _State()
-_stream_ids = itertools.count()
 
 
 class Numbers:
@@ -122,7 +120,7 @@ class Numbers:
         return first
 
 
-event_numbers = Numbers()
+event_numbers, _stream_numbers = Numbers(), Numbers()
 
 
 def set_log(new: DeviceLog | None) -> None:
@@ -139,7 +137,7 @@ def set_clock(new: DeviceClock) -> None:
 
 def new_stream_number() -> int:
     """The number of a stream that nobody has: it stands for memory of its own."""
-    return next(_stream_ids)
+    return _stream_numbers.take()
 
 
 class Stream(torch.Stream):
@@ -147,7 +145,7 @@ class Stream(torch.Stream):
 
     def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
         kind: Any = getattr(torch._C._autograd.DeviceType, key_of(device_type()))
-        stream: Stream = super().__new__(cls, stream_id=next(_stream_ids), device_index=0, device_type=int(kind))
+        stream: Stream = super().__new__(cls, stream_id=_stream_numbers.take(), device_index=0, device_type=int(kind))
         stream.priority = priority
         _streams[stream.stream_id] = stream
         return stream
@@ -423,4 +421,5 @@ def install_cuda() -> None:
 def _lift_on_cpu() -> None:
     """torch.tensor(..., device=simulated) must be made on the CPU and copied, so that the dispatch mode sees it."""
     torch._C._set_only_lift_cpu_tensors(True)
+    _stream_numbers.next = 0  # whatever a process took before it had a device
     default_stream()
