@@ -6,6 +6,7 @@ make it wait for, and hold.
 from __future__ import annotations
 
 from autosac.configurations.bounds.shapes import ModelCosts
+from autosac.configurations.bounds.traffic import Transfers
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.schedules import WHOLE_BACKWARDS, PipelineRank
 
@@ -15,7 +16,8 @@ _ACTIVE_STAGES = 3  # of more on one rank, PyTorch's schedules gather some ahead
 
 def messages_of(shape: ModelCosts, layers: int, leading: int) -> float:
     """How many layers' messages the parameters of so many layers make, of which so many are leading ones."""
-    return shape.parameters(layers, leading) / shape.layer_parameters if shape.layer_parameters else layers
+    messages = shape.parameters(layers, leading) / shape.layer_parameters if shape.layer_parameters else layers
+    return max(0.0, messages - shape.missing)
 
 
 def gathers_of(layout: Layout) -> int:
@@ -32,6 +34,16 @@ def scatters_of(layout: Layout) -> int:
     if layout.shard * layout.context == 1:
         return 0
     return 1 if layout.pipeline > 1 else layout.microbatches
+
+
+def transfers_of(layout: Layout, shape: ModelCosts, layers: int, leading: int) -> tuple[Transfers, Transfers]:
+    """FSDP's transfers in a step of so many layers, of which so many are leading ones, at least: those of experts apart."""
+    gathers, scatters = gathers_of(layout), scatters_of(layout)
+    messages = messages_of(shape, layers, leading)
+    return (
+        Transfers(shape.traffic, messages * gathers, messages * scatters),
+        Transfers(shape.expert_traffic, (layers - leading) * gathers, (layers - leading) * scatters),
+    )
 
 
 def copies_ms(layout: Layout, shape: ModelCosts) -> float:

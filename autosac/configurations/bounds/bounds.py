@@ -32,7 +32,7 @@ microbatch, f', b' those of what stands behind the layers (last stage). What sta
    that (in 2., at least the sum F of the stages before), and what lies beside computation makes it take (1 - 1/k) of it
    longer. Time with nothing to do adds more to the step than it takes from X. So a step takes no less than
    F + W + (1 - 1/k) max(0, X - w - F). It grows with W and with w: lower bounds of both give a lower bound; a larger w
-   with the same W gives a smaller one.
+   with the same W gives a smaller one. Nor does it take less than X and the optimizer's step, beside which none of them lies.
 7. Where products draw more power than the GPU has, the clock falls, and they take longer
    (`autosac.estimator.power.least_sustained_ms`): a rank's own part W, without transfers, takes no less than at the clock
    that is left to its products, all else in W, and what runs on other streams.
@@ -67,11 +67,13 @@ from autosac.configurations.bounds.beside import (
     optimizer_ms,
     scatter_copy_ms,
     scatters_of,
+    transfers_of,
 )
 from autosac.configurations.bounds.hosts import host_bound_ms
 from autosac.configurations.bounds.memory import least_bytes, needs
 from autosac.configurations.bounds.pipeline_paths import StageTimes, longest_path_ms, works_ms
 from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
+from autosac.configurations.bounds.traffic import busy_ms, least_slowdown
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.schedules import (
     WHOLE_BACKWARDS,
@@ -181,7 +183,8 @@ def time_bound_ms(
         work = sum(times * part.both_ms for times, part in parts)
         messages = messages_of(shape, own, leads)
         work += (extra_ms[rank] if extra_ms else 0.0) + messages * copies_ms(layout, shape)
-        work += optimizer_ms(layout, shape, own, leads)
+        updated = optimizer_ms(layout, shape, own, leads)
+        work += updated
         before = shape.both_ms(sum(counts[:rank]), sum(leading[:rank]))
         fill = before if layout.schedule in WHOLE_BACKWARDS else 0.0
         waits = sum(times * part.waits_ms for times, part in parts)
@@ -192,8 +195,10 @@ def time_bound_ms(
         work = others + least_sustained_ms(shape.power, products, work - others, beside_ms(layout, shape, own))
         if waits and extra_ms:  # what is made again may be transfers, too
             waits += extra_ms[rank]
-        beside = shape.traffic.busy_ms(messages * gathers_of(layout), messages * scatters_of(layout)) - waits - fill
-        worst = max(worst, fill + work + (1 - 1 / shape.traffic.slowdown) * max(0.0, beside))
+        transfers = transfers_of(layout, shape, own, leads)
+        busy, slowdown = busy_ms(*transfers), least_slowdown(*transfers)
+        beside = max(0.0, busy - waits - fill)
+        worst = max(worst, fill + work + (1 - 1 / slowdown) * beside, busy + updated)
     issued = host_bound_ms(layout, shape.host, shape.layers)
     updated = (
         optimizer_ms(layout, shape, shape.layers, 0) if issued and layout.cpu_offload else 0.0

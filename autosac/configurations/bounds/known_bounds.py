@@ -75,12 +75,15 @@ class LayoutBounds:
         """With what the job and the GPU say."""
         gradient_bytes, compute_bytes = self._own.gradient_bytes, self._compute_bytes(layout, shape)
         roads = self._machines.roads(layout.gpu)
-        # Experts are shared out among fewer ranks, or by expert parallelism alone.
+        # Experts are shared out among fewer ranks.
         moved = max(0.0, shape.layer_parameters - (shape.layer_experts if layout.expert > 1 else 0.0))
         hop_bytes = min((size for size, ms in shape.layer.kept if math.isinf(ms)), default=0)
         completed = replace(
             shape,
             traffic=roads.traffic(layout, shape.layers, moved, compute_bytes, gradient_bytes),
+            expert_traffic=roads.expert_traffic(
+                layout, shape.layers, shape.expert_parameters, compute_bytes, gradient_bytes
+            ),
             ends_less=self._own.facts.ends_less,
             state_bytes=self._own.state_bytes,
             gradient_bytes=gradient_bytes,

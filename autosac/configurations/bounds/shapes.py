@@ -77,9 +77,10 @@ class ModelCosts:
     beside what the layers keep. `budget_bytes`: within which stages are balanced. `traffic`: of FSDP, for one layer.
     `ends_less`: how many layers fewer TorchTitan gives the first and the last stage. `hop_bytes`, `hop_ms`: a layer's input,
     and to send it to the next pipeline stage. `reserved`: the budget is of reserved memory. `leading`: how many layers at the
-    front are like `lead`, with `lead_parameters`; all others are like `layer`. `layer_experts`: the most that experts are of a
-    layer's parameters. `others`: what a step does beside its layers that is no product. `host`: what a rank's host pays.
-    `power`: what the GPU may draw.
+    front are like `lead`, with `lead_parameters`; all others are like `layer`. `missing`: where they are not told apart, how
+    many layers' parameters they lack. `layer_experts`: the most that experts are of a layer's parameters; `expert_parameters`:
+    what they are at least of a layer that is like `layer`, and `expert_traffic` FSDP's for these. `others`: what a step does
+    beside its layers that is no product. `host`: what a rank's host pays. `power`: what the GPU may draw.
     """
 
     layers: int
@@ -105,7 +106,10 @@ class ModelCosts:
     leading: int = 0
     lead: LayerCosts = LayerCosts()
     lead_parameters: float = 0.0
+    missing: float = 0.0
     layer_experts: float = 0.0
+    expert_parameters: float = 0.0
+    expert_traffic: Traffic = NO_TRAFFIC
     others: OtherTimes = NO_OTHERS
     host: HostTimes = NO_HOST
     power: PowerBudget = FULL_CLOCK
@@ -130,6 +134,7 @@ class ModelCosts:
             least_parameters=0.0,
             message_parameters=0.0,
             traffic=NO_TRAFFIC,
+            expert_traffic=NO_TRAFFIC,
             sharding=NOTHING_KNOWN,
         )
 
@@ -148,16 +153,32 @@ class ModelCosts:
         return (layers - leading) * self.layer_parameters + leading * self.lead_parameters
 
 
-def experts_of(parameters: Mapping[str, Sequence[int]], leading: int) -> tuple[float, float]:
-    """What parameters of experts are of a layer's: the most of any layer's, and the least of any but the `leading` first ones.
-    Those of all experts are one tensor.
+class Experts(NamedTuple):
+    """What parameters of experts are of a layer's: the most of any layer's, the least of any but the leading ones, and that of
+    a layer on average.
     """
-    layers: dict[int, float] = defaultdict(float)
+
+    most: float
+    least: float
+    average: float
+
+
+def experts_of(parameters: Mapping[str, Sequence[int]], leading: int, layers: int) -> Experts:
+    """`parameters`: of the `leading` first of so many layers, and of some of those that repeat behind them. Those of all
+    experts of a layer are one tensor.
+    """
+    found: dict[int, float] = defaultdict(float)
     for name, size in parameters.items():
         if name.startswith("layers."):
-            layers[int(name.split(".")[1])] += math.prod(size) if len(size) > 2 else 0
-    found = [layers[layer] for layer in sorted(layers)]
-    return max(found, default=0.0), min(found[leading:], default=0.0)
+            found[int(name.split(".")[1])] += math.prod(size) if len(size) > 2 else 0
+    each = [found[layer] for layer in sorted(found)]
+    return Experts(max(each, default=0.0), min(each[leading:], default=0.0), _average(each, leading, layers))
+
+
+def _average(values: Sequence[float], leading: int, layers: int) -> float:
+    """Of so many layers, of which `values` are the `leading` first ones and some of those that repeat."""
+    first, repeating = values[:leading], values[leading:] or [0.0]
+    return (sum(first) + (layers - len(first)) * sum(repeating) / len(repeating)) / layers
 
 
 def costs_of_parameters(
@@ -196,11 +217,9 @@ def costs_of_parameters(
 
     def usual(values: Sequence[float]) -> float:
         """Of a layer that repeats, at least; of any layer on average where all are on one rank."""
-        first, repeating = values[:leading], values[leading:] or [0.0]
-        if spread:
-            return min(repeating)
-        return (sum(first) + (facts.layers - len(first)) * sum(repeating) / len(repeating)) / facts.layers
+        return min(values[leading:], default=0.0) if spread else _average(values, leading, facts.layers)
 
+    experts = experts_of(parameters, leading, facts.layers)
     return ModelCosts(
         layers=facts.layers,
         layer=costs(usual(multiplied)),
@@ -211,7 +230,8 @@ def costs_of_parameters(
         leading=leading if spread else 0,
         lead=costs(min(multiplied[:leading], default=0.0)),
         lead_parameters=min(numbers[:leading], default=0.0),
-        layer_experts=experts_of(parameters, leading)[0],
+        layer_experts=experts.most,
+        expert_parameters=experts.least if spread else experts.average,
     )
 
 

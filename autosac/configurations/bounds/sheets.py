@@ -98,7 +98,8 @@ class Sheet:
         """For the bounds. A stage of a pipeline may hold any of the layers that repeat: there, the least of them counts, and
         leading ones by themselves.
         """
-        experts, least_experts = experts_of(dict(self.parameter_shapes), self.leading)
+        experts = experts_of(dict(self.parameter_shapes), self.leading, self.layers)
+        smaller = max(0.0, 1 - self.lead_parameters / self.layer_parameters) if self.layer_parameters else 0.0
         return ModelCosts(
             layers=self.layers,
             layer=self.least if pipeline else self.layer,
@@ -107,13 +108,15 @@ class Sheet:
             layer_parameters=self.repeating_parameters if pipeline else self.layer_parameters,
             outside_parameters=self.outside_parameters,
             # FSDP reduces experts apart from what else a layer has.
-            least_parameters=0.0 if experts else self.least_parameters,
-            message_parameters=least_experts if experts else self.least_parameters,
+            least_parameters=0.0 if experts.most else self.least_parameters,
+            message_parameters=experts.least if experts.most else self.least_parameters,
             sharding=self.sharding,
-            layer_experts=experts,
+            layer_experts=experts.most,
+            expert_parameters=experts.least if pipeline else experts.average,
             leading=self.leading if pipeline else 0,
             lead=self.lead,
             lead_parameters=self.lead_parameters,
+            missing=0.0 if pipeline else self.leading * smaller,
             others=self.others,
             host=self.host,
         )
