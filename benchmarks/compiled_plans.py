@@ -37,24 +37,27 @@ _SLOWER = 1.001
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One row: a name, the job file, TorchTitan's arguments, GPUs, and the memory that may be reserved."""
+    """One row: a name, the job file, TorchTitan's arguments, GPUs, how many, and the memory that may be reserved."""
 
     name: str
     file: str = "llama3_8b.toml"
     arguments: str = ""
+    gpu: str = "h100-sxm-80gb"
     world_size: int = 8
     budget: str = "68GiB"
 
 
 _QWEN = "--model.name qwen3 --model.flavor 14B"
 _TP = "--parallelism.tensor_parallel_degree"
+_EP = "--parallelism.expert_parallel_degree"
+_FLOAT8 = "--model.converters quantize.linear.float8"
 JOBS = (
     Job(name="8B, 2 sequences"),
     Job(name="8B, 1 sequence", arguments="--training.local_batch_size 1", budget="44GiB"),
     Job(name="8B, 4 sequences of 4k", arguments="--training.local_batch_size 4 --training.seq_len 4096"),
     Job(name="8B, TP 2", arguments=f"{_TP} 2", budget="48GiB"),
-    Job(name="8B, float8", arguments="--model.converters quantize.linear.float8"),
-    Job(name="8B, float8, TP 2", arguments=f"--model.converters quantize.linear.float8 {_TP} 2", budget="48GiB"),
+    Job(name="8B, float8", arguments=_FLOAT8),
+    Job(name="8B, float8, TP 2", arguments=f"{_FLOAT8} {_TP} 2", budget="48GiB"),
     Job(name="Qwen3 14B, 1 sequence", arguments=f"{_QWEN} --training.seq_len 8192 --training.local_batch_size 1"),
     Job(name="Qwen3 14B, 2 sequences", arguments=f"{_QWEN} --training.seq_len 4096", world_size=16),
     Job(name="70B, 64 GPUs", file="llama3_70b.toml", world_size=64),
@@ -68,12 +71,74 @@ JOBS = (
     Job(name="70B, TP 8", file="llama3_70b.toml", world_size=64, arguments=f"{_TP} 8 --training.local_batch_size 8"),
     Job(
         name="deepseek_v3 16B, EP 8",
-        arguments="--model.name deepseek_v3 --model.flavor 16B --training.seq_len 4096 --parallelism.expert_parallel_degree 8",
+        arguments=f"--model.name deepseek_v3 --model.flavor 16B --training.seq_len 4096 {_EP} 8",
     ),
     Job(
         name="Qwen3 30B-A3B, EP 8",
-        arguments="--model.name qwen3 --model.flavor 30B-A3B --training.seq_len 4096 --parallelism.expert_parallel_degree 8",
+        arguments=f"--model.name qwen3 --model.flavor 30B-A3B --training.seq_len 4096 {_EP} 8",
         world_size=16,
+    ),
+    Job(
+        name="8B, HSDP 2 x 8",
+        arguments="--parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 8",
+        world_size=16,
+        budget="60GiB",
+    ),
+    Job(
+        name="8B, CP 2, 1 sequence of 32k",
+        arguments="--parallelism.context_parallel_degree 2 --training.seq_len 32768 --training.local_batch_size 1",
+        budget="70GiB",
+    ),
+    Job(name="8B, float8 by row", arguments=f"{_FLOAT8} --quantize.linear.float8.recipe_name rowwise", budget="64GiB"),
+    Job(name="8B, 4 microbatches", arguments="--training.global_batch_size 64", budget="62GiB"),
+    Job(name="8B, loss not compiled", arguments="--compile.components model", budget="60GiB"),
+    Job(
+        name="8B, parameters stay gathered",
+        arguments="--parallelism.fsdp_reshard_after_forward never",
+        world_size=32,
+        budget="66GiB",
+    ),
+    Job(name="8B, 4 sequences", arguments="--training.local_batch_size 4", budget="58GiB"),
+    Job(
+        name="8B, asynchronous TP 4",
+        arguments=f"{_TP} 4 --parallelism.enable_async_tensor_parallel --training.local_batch_size 8",
+        world_size=16,
+        budget="66GiB",
+    ),
+    Job(
+        name="8B, PP 2, TP 2",
+        arguments=f"--parallelism.pipeline_parallel_degree 2 {_TP} 2 --training.local_batch_size 8",
+        budget="40GiB",
+    ),
+    Job(name="8B, A100s", arguments="--training.seq_len 4096", gpu="a100-sxm-80gb", budget="50GiB"),
+    Job(
+        name="Qwen3 32B, 1 sequence",
+        arguments="--model.name qwen3 --model.flavor 32B --training.seq_len 8192 --training.local_batch_size 1",
+        world_size=32,
+        budget="72GiB",
+    ),
+    Job(
+        name="70B, TP 4, B200s",
+        file="llama3_70b.toml",
+        arguments=f"{_TP} 4 --training.local_batch_size 4",
+        gpu="b200-sxm-180gb",
+        world_size=64,
+        budget="150GiB",
+    ),
+    Job(
+        name="Llama 4 Scout, EP 8, H200s",
+        arguments="--model.name llama4 --model.flavor 17bx16e --training.seq_len 8192 --training.local_batch_size 1 "
+        f"{_EP} 8",
+        gpu="h200-sxm-141gb",
+        world_size=64,
+        budget="110GiB",
+    ),
+    Job(
+        name="Qwen3 235B-A22B, EP 32, H200s",
+        arguments=f"--model.name qwen3 --model.flavor 235B-A22B --training.seq_len 4096 {_EP} 32",
+        gpu="h200-sxm-141gb",
+        world_size=128,
+        budget="125GiB",
     ),
 )
 
@@ -83,7 +148,7 @@ def run(row: Job) -> dict[str, Any]:
     began = time.monotonic()
     job = TitanJob.of(
         str(EXAMPLES / row.file),
-        gpu="h100-sxm-80gb",
+        gpu=row.gpu,
         world_size=row.world_size,
         overrides=("--compile.enable", *row.arguments.split()),
         progress=lambda text: print(f"{time.monotonic() - began:6.1f} {row.name}: {text}", file=sys.stderr),
