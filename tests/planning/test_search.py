@@ -276,6 +276,15 @@ def test_nothing_fits() -> None:
         search(fake, 12.0)
 
 
+def test_nothing_else_is_tried_where_recomputing_everything_needs_far_more() -> None:
+    """The smallest plan reserves 15 GiB: within 12 no other is looked for, within 13 some are."""
+    for budget, tries in ((12.0, False), (13.0, True)):
+        fake = Fake(lambda x: x + 5, "reserved")
+        with pytest.raises(InfeasibleError):
+            search(fake, budget)
+        assert bool(fake.solved) is tries
+
+
 def test_full_checkpointing_is_the_last_resort() -> None:
     """Where the solver finds nothing at all, the plan with the least memory is verified, and taken if it fits."""
     fake = Fake(lambda x: x, "active", least=20.0)
