@@ -7,6 +7,7 @@ import math
 from autosac.configurations.space.layout import Layout
 
 _PUT_OFF = 0.02
+_LIKELY = 1.5
 
 
 def preferred(layout: Layout) -> tuple[int, ...]:
@@ -14,8 +15,11 @@ def preferred(layout: Layout) -> tuple[int, ...]:
     return layout.tensor * layout.context, layout.pipeline, layout.expert, layout.replicate, -layout.microbatch
 
 
-def put_off(layout: Layout, bound: float) -> float:
-    """The bound, longer by 2 % for each doubling of what has to be captured and simulated of a layout: one rank of each stage,
-    with all microbatches. So the best is known early, and deep pipelines whose bounds are above it are never worked out.
+def put_off(layout: Layout, bound: float, likely: float) -> float:
+    """By what layouts are taken, the least first: what their steps may well be, if that is known to be longer than the bound
+    (at most by a half: it is a guess), and longer by 2 % for each doubling of what has to be captured and simulated of a
+    layout: one rank of each stage, with all microbatches. So a good one is known early, and deep pipelines whose bounds are
+    above it are never worked out.
     """
-    return bound * (1 + _PUT_OFF * math.log2(layout.pipeline * (layout.microbatches if layout.pipeline > 1 else 1)))
+    work = layout.pipeline * (layout.microbatches if layout.pipeline > 1 else 1)
+    return max(bound, min(likely, _LIKELY * bound)) * (1 + _PUT_OFF * math.log2(work))

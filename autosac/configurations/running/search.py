@@ -130,7 +130,7 @@ class TitanSearch:
                 gap=self._wanted.request.gap,
                 outcome=self.outcome,
                 on_change=changed,
-                priority=put_off,
+                priority=self._priority,
             )
             found = {**self.outcome.pruned, **self.outcome.values}
             return {layout: max(found[layout], self.outcome.best) for layout in layouts}
@@ -147,6 +147,10 @@ class TitanSearch:
             work_out(self.layouts)
         self._ended = True
         return self.result()
+
+    def _priority(self, layout: Layout, bound: float) -> float:
+        sheet = self.sheet_of(layout)
+        return put_off(layout, bound, self.bounds.likely(layout, sheet) if isinstance(sheet, Sheet) else bound)
 
     def _sampler(self) -> Sampler[Layout]:
         own, space = self._own, self._wanted.space
@@ -426,11 +430,8 @@ class TitanSearch:
                 return  # it is asked for again
             self._lost[key] = f"the process that evaluated it ended {_TRIES} times: {e}"
             return
-        except AutosacError as e:
-            self._lost[key] = str(e)
-            return
         except Exception as e:  # an evaluation that fails is reported with its reason, and is not the end
-            self._lost[key] = f"{type(e).__name__}: {e}"
+            self._lost[key] = str(e) if isinstance(e, AutosacError) else f"{type(e).__name__}: {e}"
             return
         self._asked += 1
         self._evaluated.add(key)
