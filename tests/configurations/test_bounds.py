@@ -428,28 +428,6 @@ def test_balanced_stages_are_as_short_as_memory_allows(
     assert sum(found) == layers and slowest(found) == pytest.approx(min(map(slowest, ways)))
 
 
-def test_transfers_lengthen_the_computation_beside_them() -> None:
-    """Two layers of 6 ms, gathered twice in 2 ms and scattered in 3 with the whole link: of 14 ms beside 12 ms, at a factor
-    of 2, half adds to the step; 1 ms of each layer in which it waits for transfers takes 2 ms from that. Experts, gathered by
-    themselves in 1 ms and scattered in 1, make it 20 ms, and the slowdown the lesser one. A step of shorter layers takes as
-    long as the transfers; where a leading layer lacks half of its parameters, a quarter of them is gone.
-    """
-    traffic = Traffic(gather_ms=2.0, scatter_ms=3.0, gather_links_ms=(2.0,), scatter_links_ms=(3.0,), slowdown=2.0)
-    model = replace(shape(2, 2.0, 4.0), traffic=traffic)
-    layout = Layout(gpu="any", shard=2, global_batch=2)
-    assert time_bound_ms(layout, model) == pytest.approx(12 + 14 / 2)
-    waiting = replace(model, layer=replace(model.layer, waits_ms=1.0))
-    assert time_bound_ms(layout, waiting) == pytest.approx(12 + 12 / 2)
-    of_experts = Traffic(gather_ms=1.0, scatter_ms=1.0, gather_links_ms=(1.0,), scatter_links_ms=(1.0,), slowdown=1.25)
-    assert time_bound_ms(layout, replace(model, expert_traffic=of_experts)) == pytest.approx(20)
-    assert time_bound_ms(layout, replace(waiting, expert_traffic=of_experts)) == pytest.approx(20)
-    slow = replace(shape(2, 8.0, 8.0), traffic=traffic, expert_traffic=of_experts)
-    assert time_bound_ms(layout, slow) == pytest.approx(32 + 20 / 5)
-    short = replace(shape(2, 1.0, 2.0), traffic=traffic)
-    assert time_bound_ms(layout, short) == pytest.approx(14)
-    assert time_bound_ms(layout, replace(short, missing=0.5)) == pytest.approx(6 + 14 * 3 / 4 / 2)
-
-
 def test_forwards_wait_for_what_they_gather() -> None:
     """Six layers on two ranks, three on each, gathered in 10 ms each: 10 ms for the first layer; the other two's 20 ms, less
     3 ms in which the layers wait for transfers, slow by a half what they lie beside. So the second of two forwards is longer,

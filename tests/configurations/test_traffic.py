@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autosac.configurations.bounds.bounds import time_bound_ms
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
 from autosac.configurations.bounds.traffic import NO_TRAFFIC, Roads, Traffic, Transfers, busy_ms, least_slowdown
 from autosac.configurations.space.layout import Layout
 from autosac.estimator.pricing import default_models
@@ -146,3 +148,32 @@ def test_links_carry_all_kinds() -> None:
     assert busy_ms(Transfers(NO_TRAFFIC, 5, 5), Transfers(half, 0, 2)) == 2.0
     assert least_slowdown(Transfers(whole, 1, 1), Transfers(half, 1, 1)) == 1.2
     assert least_slowdown(Transfers(whole, 1, 1), Transfers(NO_TRAFFIC, 1, 1)) == 1.5
+
+
+def two_layers(forward_ms: float, backward_ms: float) -> ModelCosts:
+    """A model of nothing but two layers."""
+    layer = LayerCosts(forward_ms=forward_ms, backward_ms=backward_ms)
+    none = LayerCosts()
+    return ModelCosts(layers=2, layer=layer, first=none, last=none, layer_parameters=0.0, outside_parameters=0.0)
+
+
+def test_transfers_lengthen_the_computation_beside_them() -> None:
+    """Two layers of 6 ms, gathered twice in 2 ms and scattered in 3 with the whole link: of 14 ms beside 12 ms, at a factor
+    of 2, half adds to the step; 1 ms of each layer in which it waits for transfers takes 2 ms from that. Experts, gathered by
+    themselves in 1 ms and scattered in 1, make it 20 ms, and the slowdown the lesser one. A step of shorter layers takes as
+    long as the transfers; where a leading layer lacks half of its parameters, a quarter of them is gone.
+    """
+    traffic = Traffic(gather_ms=2.0, scatter_ms=3.0, gather_links_ms=(2.0,), scatter_links_ms=(3.0,), slowdown=2.0)
+    model = replace(two_layers(2.0, 4.0), traffic=traffic)
+    layout = Layout(gpu="any", shard=2, global_batch=2)
+    assert time_bound_ms(layout, model) == pytest.approx(12 + 14 / 2)
+    waiting = replace(model, layer=replace(model.layer, waits_ms=1.0))
+    assert time_bound_ms(layout, waiting) == pytest.approx(12 + 12 / 2)
+    of_experts = Traffic(gather_ms=1.0, scatter_ms=1.0, gather_links_ms=(1.0,), scatter_links_ms=(1.0,), slowdown=1.25)
+    assert time_bound_ms(layout, replace(model, expert_traffic=of_experts)) == pytest.approx(20)
+    assert time_bound_ms(layout, replace(waiting, expert_traffic=of_experts)) == pytest.approx(20)
+    slow = replace(two_layers(8.0, 8.0), traffic=traffic, expert_traffic=of_experts)
+    assert time_bound_ms(layout, slow) == pytest.approx(32 + 20 / 5)
+    short = replace(two_layers(1.0, 2.0), traffic=traffic)
+    assert time_bound_ms(layout, short) == pytest.approx(14)
+    assert time_bound_ms(layout, replace(short, missing=0.5)) == pytest.approx(6 + 14 * 3 / 4 / 2)
