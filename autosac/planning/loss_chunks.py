@@ -62,6 +62,8 @@ def _noted(result: Planned | InfeasibleError, note: str) -> Planned | Infeasible
 
 
 def _better(own: Planned | InfeasibleError, other: Planned | InfeasibleError, chunks: int) -> Planned | InfeasibleError:
+    if isinstance(own, InfeasibleError) and isinstance(other, InfeasibleError):
+        return _neither(own, other, chunks)
     if isinstance(other, InfeasibleError):
         return _noted(own, f"with the loss in {chunks} chunks no plan fits")
     how = f"the loss is computed in {chunks} chunks of rows, which changes the order of summation"
@@ -74,3 +76,10 @@ def _better(own: Planned | InfeasibleError, other: Planned | InfeasibleError, ch
     predictions = {**own.plan.predictions, "autosac": other.plan.predictions["autosac"]}
     found = replace(other, plan=replace(other.plan, predictions=predictions))
     return _noted(found, f"{how}: the step is {format_ms(gain_ms)} shorter than without")
+
+
+def _neither(own: InfeasibleError, other: InfeasibleError, chunks: int) -> InfeasibleError:
+    """What to say where no plan fits: of the step that needs less, which is that with chunks if memory peaks in the loss."""
+    if own.in_loss:
+        return InfeasibleError(f"with the loss in {chunks} chunks {other}", in_loss=other.in_loss)
+    return InfeasibleError(f"{own}; nor does any with the loss in {chunks} chunks")

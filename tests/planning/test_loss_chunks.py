@@ -73,6 +73,20 @@ def test_the_shorter_step_of_each_budget() -> None:
     assert isinstance(last, Planned) and last.plan.settings.loss_chunks == 1 and "no plan fits" in last.notes[-1]
 
 
+@pytest.mark.parametrize(
+    ("in_loss", "told"),
+    [
+        (True, "with the loss in 8 chunks no plan meets 9 GiB: it needs 12"),
+        (False, "no plan meets 9 GiB: it needs 15; nor does any with the loss in 8 chunks"),
+    ],
+)
+def test_nothing_fits_in_chunks_either(in_loss: bool, told: str) -> None:
+    """The error is that of the step that needs less: with chunks, if memory peaks in the loss without."""
+    own = InfeasibleError("no plan meets 9 GiB: it needs 15", in_loss=in_loss)
+    (found,) = competing((own,), 8, lambda: (InfeasibleError("no plan meets 9 GiB: it needs 12"),))
+    assert str(found) == told
+
+
 def test_nothing_is_planned_where_nothing_can_be_gained() -> None:
     """A step that recomputes nothing, and a loss that is small: the second planning does not happen."""
 
