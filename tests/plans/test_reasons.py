@@ -77,8 +77,8 @@ def test_reasons_are_part_of_the_file(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda document: document["reasons"][0].update(objective="luck"), r"\$.reasons\[0\].objective"),
-        (lambda document: document["reasons"][0]["binding"].append(["x"]), r"\$.reasons\[0\].binding\[2\]"),
+        (lambda document: document["reasons"][0].update(objective="luck"), r"damaged: reasons\[0\].objective"),
+        (lambda document: document["reasons"][0]["binding"].append(["x"]), r"damaged: reasons\[0\].binding\[2\]"),
     ],
 )
 def test_damaged_reasons_are_refused(plan: Plan, damage: Callable[[dict], None], message: str) -> None:
