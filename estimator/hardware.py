@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from autosac.estimator import profiles
 from autosac.estimator.profiles import Bytes, BytesOrNone, MoreBytes, NotNegative, Positive, Text
-from autosac.files.schema import STRICT, Name, Table, Within
+from autosac.files.schema import STRICT, Name, Pairs, Within
 
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "float4", "int8")
 _EFFICIENCIES = (
@@ -103,8 +103,8 @@ class Hardware:
     context_bytes: BytesOrNone
     cublas_workspace_bytes: BytesOrNone
     cublaslt_workspace_bytes: BytesOrNone
-    peak_tflops: Annotated[tuple[tuple[str, Positive], ...], Table(_RATES)]
-    efficiency: Annotated[tuple[tuple[str, Efficiency], ...], Table(_EFFICIENCIES)] = ()
+    peak_tflops: Annotated[tuple[tuple[str, Positive], ...], Pairs(_RATES)]
+    efficiency: Annotated[tuple[tuple[str, Efficiency], ...], Pairs(_EFFICIENCIES)] = ()
     cluster: Text = ""
     models_of: Text = ""
     measured: Text = ""
@@ -114,7 +114,7 @@ class Hardware:
     more_active_bytes: MoreBytes = 0
     more_reserved_bytes: MoreBytes = 0
     device: Literal["cuda", "cpu"] = "cuda"
-    host: Annotated[tuple[tuple[str, NotNegative], ...], Table(_HOST_COSTS)] = ()
+    host: Annotated[tuple[tuple[str, NotNegative], ...], Pairs(_HOST_COSTS)] = ()
     power_limit_w: NotNegative = 0.0
     product_power: Positive = 1.0
     memory_power: Positive = MEMORY_POWER

@@ -8,11 +8,9 @@ key may be (`autosac.files.schema`); an error is one line that names the file an
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from autosac.display.printable import printable
 from autosac.errors import HardwareError
@@ -147,14 +145,11 @@ def value_of(table: Mapping[str, Any], kind: type[Profile], path: Path) -> Profi
     """The profile in a table. HardwareError, on one line with file and key, if there is none."""
     found = fitted(table, kind)
     if isinstance(found, Fault):
-        raise HardwareError(f"{path}: {_complaint(found, [field.name for field in fields(cast(Any, kind))])}")
+        raise HardwareError(f"{path}: {_complaint(found)}")
     return found
 
 
-def _complaint(fault: Fault, known: Sequence[str]) -> str:
-    if fault.kind == "unknown" and not fault.expected:
-        near = difflib.get_close_matches(str(fault.place[-1]), known, n=1)
-        return fault.text + (f"; {near[0]} is" if near else "")
+def _complaint(fault: Fault) -> str:
     if fault.kind == "value":
         return f"{fault.where} must be {fault.expected}, not {shown(fault.value)}"
     return fault.text

@@ -1,17 +1,18 @@
 """Documents that are checked against the classes which hold them: one source for a value's type and for its form in a file.
 
-A frozen dataclass or a NamedTuple says in its annotations what each field may be (`Within`, `Words`, `Table`, a Literal, other
+A frozen dataclass or a NamedTuple says in its annotations what each field may be (`Within`, `Words`, `Pairs`, a Literal, other
 such classes, tuples and mappings of them). `fitted` makes a value of it from the types of JSON or TOML, with pydantic, or
 tells the first thing that is wrong as a `Fault`. Nothing is converted: "1" is no number, 1.0 no whole number, true neither.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 from autosac.display.printable import printable
@@ -56,8 +57,8 @@ _EXPECTED = {
 class Fault(NamedTuple):
     """What is wrong with a document: `value` at `place` (keys and positions in lists) is not what is `expected`.
 
-    Or the key at the end of `place` is "missing" or "unknown" (`expected`: which are known, if these are few); or the parts
-    there do not fit "together": `expected` says how.
+    Or the key at the end of `place` is "missing" or "unknown" (`expected` then is a hint, or empty); or the parts there do not
+    fit "together": `expected` says how.
     """
 
     place: tuple[str | int, ...]
@@ -80,7 +81,7 @@ class Fault(NamedTuple):
             return f"{what} is {shown(self.value)}: expected {self.expected}"
         if self.kind == "missing":
             return f"{what} is missing"
-        return f"{what} is not a known key" + (f": expected {self.expected}" if self.expected else "")
+        return f"{what} is not a known key" + (f": {self.expected}" if self.expected else "")
 
 
 def where(place: Sequence[str | int]) -> str:
@@ -165,8 +166,8 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table of values under these names, held as pairs: ``Annotated[tuple[tuple[str, Rate], ...], Table(NAMES)]``."""
+class Pairs:
+    """A table of values under these names, held as pairs: ``Annotated[tuple[tuple[str, Rate], ...], Pairs(NAMES)]``."""
 
     names: tuple[str, ...]
 
@@ -216,7 +217,7 @@ def fitted_json(text: str | bytes, kind: type[Document]) -> Document | Fault:
     try:
         return adapter(kind).validate_json(text)
     except ValidationError as e:
-        return _fault(e)
+        return _fault(e, [field.name for field in fields(kind)] if is_dataclass(kind) else [])
 
 
 def adapter(kind: type[Document]) -> TypeAdapter[Document]:
@@ -231,15 +232,16 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _fault(error: ValidationError) -> Fault:
-    """The first error; a key that nobody knows comes before all else: what was meant is then missing."""
+def _fault(error: ValidationError, names: Sequence[str]) -> Fault:
+    """The first error; a key that nobody knows comes before all else: what was meant is then missing. `names`: known keys."""
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] in _UNKNOWN), errors[0])
     place = first["loc"]
     if place[-1:] == ("[key]",):
-        return Fault(place[:-1], first["input"], _expected(first), "unknown")
+        return Fault(place[:-1], first["input"], f"expected {_expected(first)}", "unknown")
     if first["type"] in _UNKNOWN:
-        return Fault(place, first["input"], "", "unknown")
+        near = difflib.get_close_matches(str(place[0]), names, n=1) if len(place) == 1 else []
+        return Fault(place, first["input"], f"did you mean {near[0]}?" if near else "", "unknown")
     kind: Any = _KINDS.get(first["type"], "value")
     return Fault(place, first["input"], _expected(first), kind)
 

@@ -78,7 +78,7 @@ def test_a_users_cluster_file(tmp_path: Path) -> None:
         ("gpus_per_node = -8", "gpus_per_node must be a whole number from 1 to 4096, not -8$"),
         ("oversubscription = 0.5", "oversubscription must be a number from 1 to 1e\\+07, not 0.5$"),
         ("racks = 3", "racks is not a known key$"),
-        ("inter_gpbs = 100.0", "inter_gpbs is not a known key; inter_gbps is$"),
+        ("inter_gpbs = 100.0", "inter_gpbs is not a known key: did you mean inter_gbps\\?$"),
         ('intra_links = "ring"', "intra_links must be switch or mesh, not 'ring'"),
         ("rail_optimized = 1", "rail_optimized must be true or false, not 1"),
         ("uplinks_per_leaf = -1", "uplinks_per_leaf must be a whole number from 0 to 4096, not -1$"),

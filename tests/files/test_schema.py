@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.files.schema import STRICT, Checked, Fault, Keyed, Name, Table, Within, Words, fitted, fitted_json, shown
+from autosac.files.schema import STRICT, Checked, Fault, Keyed, Name, Pairs, Within, Words, fitted, fitted_json, shown
 
 Rate = Annotated[float, Within(0.5, 8)]
 
@@ -38,7 +38,7 @@ class Sheet:
     place: Annotated[int, Within(0, 3, what="a rank")] = 0
     text: Annotated[str, Words(empty=True)] = ""
     kind: Literal["cuda", "cpu"] = "cuda"
-    rates: Annotated[tuple[tuple[str, Rate], ...], Table(("a", "b"))] = ()
+    rates: Annotated[tuple[tuple[str, Rate], ...], Pairs(("a", "b"))] = ()
     pair: Pair = _PAIR
     pairs: tuple[Pair, ...] = ()
     two: tuple[int, int] = (0, 0)
@@ -125,7 +125,8 @@ def test_what_is_taken() -> None:
         ({"number": "1"}, "number is '1': expected a finite number"),
         ({"flag": 1}, "flag is 1: expected true or false"),
         ({"flag": True, "whole": 3}, "three is no flag"),
-        ({"nam": "x", "whole": 9}, "nam is not a known key"),
+        ({"nam": "x", "whole": 9}, "nam is not a known key: did you mean name?"),
+        ({"colour": "x", "whole": 9}, "colour is not a known key"),
         ({"text": date(2026, 1, 2)}, "text is {'not in JSON': '2026-01-02'}: expected a text on one line"),
     ],
 )

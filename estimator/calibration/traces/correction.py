@@ -46,7 +46,7 @@ from autosac.estimator.cluster import Placement
 from autosac.estimator.models import CollectiveModel, Estimate, OperatorModel, first_estimates
 from autosac.estimator.profiles import read_document
 from autosac.estimator.work import base_name, crosses_to_host, family
-from autosac.files.schema import STRICT, Table, Within
+from autosac.files.schema import STRICT, Pairs, Within
 from autosac.files.writing import write_text_atomically
 from autosac.trace import Signature
 
@@ -208,7 +208,7 @@ class _File:
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
-    levels: Annotated[tuple[tuple[str, _Level], ...], Table(tuple(_LEVELS))]
+    levels: Annotated[tuple[tuple[str, _Level], ...], Pairs(tuple(_LEVELS))]
     rows: Annotated[_Rows, Len(1, _MOST_ROWS)]
     about: Mapping[str, Any] = field(default_factory=dict)
 
