@@ -64,7 +64,7 @@ class TwoLevelSolution:
     level: bool = False
 
     @property
-    def kept_by_units(self) -> tuple[int | None, ...]:
+    def kept_bytes(self) -> tuple[int | None, ...]:
         """Bytes kept per unit."""
         return tuple(None if policy is None else policy.kept_bytes for policy in self.policies)
 
