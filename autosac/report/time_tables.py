@@ -217,7 +217,7 @@ _REASONS = {
     "start": "the step's beginning",
     "stream": "the kernel before it on its stream",
     "dependency": "a kernel on another stream",
-    "engine": "the kernel before it on its engine",
+    "engine": "another kernel kept the GPU busy",
     "peer": "the last rank arrived",
     "launch": "the host launched it",
     "host": "the host's work before it",

@@ -46,7 +46,7 @@ KEEP = decision(True, 9.0)
         (decision(False, 4.5), "cheap to recompute"),
         (decision(False, 6.05), "break-even"),
         (decision(False, 9.0), "needed to fit"),
-        (decision(True, 3.0), "required, or memory was left"),
+        (decision(True, 3.0), "required, or memory to spare"),
         (decision(False, 0.0), "free to recompute"),
         (decision(True, 0.0), "must be kept"),
         (decision(True, 1.0, 0), "needs no memory"),
