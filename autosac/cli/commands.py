@@ -427,7 +427,7 @@ def explain(arguments: argparse.Namespace) -> None:
     if arguments.module is not None:
         units = tuple(unit for unit in units if unit.fqn == arguments.module)
         if not units and plan.settings.job_checkpointing:
-            raise UsageError(f"the plan is {plan.doing}, which decides on no single module")
+            raise UsageError(f"the plan is {plan.doing}, which makes no decisions about single modules")
         if not units:
             known = ", ".join(unit.fqn for unit in plan.units[:6]) or "none"
             raise UsageError(

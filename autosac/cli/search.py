@@ -188,7 +188,7 @@ def _offers(arguments: argparse.Namespace) -> tuple[Offer, ...]:
         return (replace(named, cluster=arguments.cluster),)
     if arguments.world_size is not None or arguments.cluster is not None:
         raise UsageError(
-            "--gpus says the numbers, and each kind has its usual cluster: leave --world-size and --cluster"
+            "--gpus gives the number of GPUs of each kind, on its usual cluster: leave out --world-size and --cluster"
         )
     return offers_of(arguments.gpus, arguments.price)
 
