@@ -239,7 +239,7 @@ def _search_of_steps(
     offers = tuple(offers) or (Offer(gpu=gpu),)
     check_offers(offers, objective)
     if any(offer.world_size > 1 for offer in offers):
-        raise UsageError("offers: an eager step runs on one GPU; leave world_size")
+        raise UsageError("offers: an eager step runs on one GPU; leave out world_size")
     machines = {offer: Target.of(offer.gpu, 1) for offer in offers}
 
     def goal(offer: Offer) -> Goal:

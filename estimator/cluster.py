@@ -20,8 +20,9 @@ and `default_cluster` makes one for a GPU type and a world size. Ranks fill node
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from autosac.estimator import profiles
 from autosac.estimator.hardware import Hardware
 from autosac.estimator.network.chance import SPREAD
 from autosac.estimator.network.fabric import Fabric, Uplinks
+from autosac.estimator.profiles import BytesOrNone, NotNegative, Positive, Text
+from autosac.files.schema import STRICT, Name, Within
 
 _NIC_GBPS = 25.0  # a GPU type without a preset: one 200-Gb/s network adapter for every two GPUs
 _NCCL_BUFFER_BYTES = 256 * 2**20
@@ -63,22 +66,28 @@ class Cluster:
     `nccl_buffer_bytes`: memory of one communicator on the GPU, outside of PyTorch.
     """
 
-    name: str
-    description: str = ""
-    source: str = ""
-    nodes: int
-    gpus_per_node: int
-    intra_gbps: float
-    intra_latency_us: float
-    inter_gbps: float
-    inter_latency_us: float
-    nodes_per_rack: int = 0
-    oversubscription: float = 1.0
-    intra_links: str = "switch"
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    name: Name
+    description: Text = ""
+    source: Text = ""
+    nodes: Annotated[int, Within(1, 2**17)] = 1
+    gpus_per_node: Annotated[int, Within(1, 2**12)]
+    intra_gbps: Positive
+    intra_latency_us: NotNegative
+    inter_gbps: Positive
+    inter_latency_us: NotNegative
+    nodes_per_rack: Annotated[int, Within(0, 2**17)] = 0
+    oversubscription: Annotated[float, Within(1, 1e7)] = 1.0
+    intra_links: Literal["switch", "mesh"] = "switch"
     rail_optimized: bool = False
-    uplinks_per_leaf: int = 0
-    gpu_spread: float = SPREAD
-    nccl_buffer_bytes: int = _NCCL_BUFFER_BYTES
+    uplinks_per_leaf: Annotated[int, Within(0, 2**12)] = 0
+    gpu_spread: Annotated[float, Within(1e-4, 0.5, zero=True)] = SPREAD
+    nccl_buffer_bytes: BytesOrNone = _NCCL_BUFFER_BYTES
+
+    def __post_init__(self) -> None:
+        if self.uplinks_per_leaf and not self.nodes_per_rack:
+            raise ValueError("uplinks_per_leaf needs nodes_per_rack: without racks there are no uplinks")
 
     @property
     def world_size(self) -> int:
@@ -130,32 +139,7 @@ def known_clusters() -> tuple[str, ...]:
 def load_cluster(name_or_path: str) -> Cluster:
     """A cluster by the name of a preset or from a TOML file. HardwareError if it is unknown or wrong."""
     table, path = profiles.read("clusters", name_or_path)
-    reader = profiles.Reader(table, path, [field.name for field in fields(Cluster)])
-    cluster = Cluster(
-        name=reader.text("name"),
-        description=reader.text("description", ""),
-        nodes=reader.integer("nodes", 1, most=2**17),
-        gpus_per_node=reader.integer("gpus_per_node", most=2**12),
-        intra_gbps=reader.number("intra_gbps"),
-        intra_latency_us=reader.number("intra_latency_us", zero=True),
-        inter_gbps=reader.number("inter_gbps"),
-        inter_latency_us=reader.number("inter_latency_us", zero=True),
-        nodes_per_rack=reader.integer("nodes_per_rack", 0, most=2**17, zero=True),
-        oversubscription=reader.number("oversubscription", 1.0),
-        intra_links=reader.text("intra_links", "switch"),
-        rail_optimized=reader.boolean("rail_optimized", False),
-        uplinks_per_leaf=reader.integer("uplinks_per_leaf", 0, most=2**12, zero=True),
-        gpu_spread=reader.number("gpu_spread", SPREAD, most=0.5, zero=True),
-        nccl_buffer_bytes=reader.integer("nccl_buffer_bytes", _NCCL_BUFFER_BYTES, zero=True),
-        source=reader.text("source", ""),
-    )
-    if cluster.oversubscription < 1:
-        reader.fail("oversubscription", f"must be at least 1, not {cluster.oversubscription}")
-    if cluster.intra_links not in ("switch", "mesh"):
-        reader.fail("intra_links", f"must be switch or mesh, not {cluster.intra_links!r}")
-    if cluster.uplinks_per_leaf and not cluster.nodes_per_rack:
-        reader.fail("uplinks_per_leaf", "needs nodes_per_rack: without racks there are no uplinks")
-    return cluster
+    return profiles.value_of(table, Cluster, path)
 
 
 def default_cluster(hardware: Hardware, world_size: int) -> Cluster:

@@ -6,10 +6,13 @@ Figures are those of one direction for links, dense for arithmetic, and 1 GB/s i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
 
 from autosac.estimator import profiles
+from autosac.estimator.profiles import Bytes, BytesOrNone, MoreBytes, NotNegative, Positive, Text
+from autosac.files.schema import STRICT, Name, Pairs, Within
 
 _RATES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "float4", "int8")
 _EFFICIENCIES = (
@@ -48,6 +51,9 @@ _HOST_COSTS = (
     "wrapped_tensor_us",
     "functional_collective_us",
 )
+_FILES = ("measured", "calibrated", "corrected", "run_corrected")
+Capability = Annotated[int, Within(0, 99)]
+Efficiency = Annotated[float, Within(1e-4, 4.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,44 +80,59 @@ class Hardware:
     measured it; `locked_mhz`: the clock that the GPU is locked to, 0 for none.
     """
 
-    name: str
-    description: str
-    device_name: str = ""
-    source: str = ""
-    vendor: str
-    compute_capability: tuple[int, int]
-    sm_count: int
-    boost_mhz: float
-    tdp_w: float
-    memory_bytes: int
-    usable_bytes: int
-    mem_bandwidth_gbps: float
-    l2_bytes: int
-    link: str
-    link_gbps: float
-    pcie_gbps: float
-    launch_us: float
-    kernel_us: float
-    context_bytes: int
-    cublas_workspace_bytes: int
-    cublaslt_workspace_bytes: int
-    peak_tflops: tuple[tuple[str, float], ...]
-    efficiency: tuple[tuple[str, float], ...] = ()
-    cluster: str = ""
-    models_of: str = ""
-    measured: str = ""
-    calibrated: str = ""
-    corrected: str = ""
-    run_corrected: str = ""
-    more_active_bytes: int = 0
-    more_reserved_bytes: int = 0
-    device: str = "cuda"
-    host: tuple[tuple[str, float], ...] = ()
-    power_limit_w: float = 0.0
-    product_power: float = 1.0
-    memory_power: float = MEMORY_POWER
-    product_mhz: float = 0.0
-    locked_mhz: float = 0.0
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    name: Name
+    description: Text = ""
+    device_name: Text = ""
+    source: Text = ""
+    vendor: Name
+    compute_capability: tuple[Capability, Capability]
+    sm_count: Annotated[int, Within(1, 2**16)]
+    boost_mhz: Positive
+    tdp_w: Positive
+    memory_bytes: Bytes
+    usable_bytes: Bytes
+    mem_bandwidth_gbps: Positive
+    l2_bytes: Bytes
+    link: Name
+    link_gbps: Positive
+    pcie_gbps: Positive
+    launch_us: NotNegative
+    kernel_us: NotNegative
+    context_bytes: BytesOrNone
+    cublas_workspace_bytes: BytesOrNone
+    cublaslt_workspace_bytes: BytesOrNone
+    peak_tflops: Annotated[tuple[tuple[str, Positive], ...], Pairs(_RATES)]
+    efficiency: Annotated[tuple[tuple[str, Efficiency], ...], Pairs(_EFFICIENCIES)] = ()
+    cluster: Text = ""
+    models_of: Text = ""
+    measured: Text = ""
+    calibrated: Text = ""
+    corrected: Text = ""
+    run_corrected: Text = ""
+    more_active_bytes: MoreBytes = 0
+    more_reserved_bytes: MoreBytes = 0
+    device: Literal["cuda", "cpu"] = "cuda"
+    host: Annotated[tuple[tuple[str, NotNegative], ...], Pairs(_HOST_COSTS)] = ()
+    power_limit_w: NotNegative = 0.0
+    product_power: Positive = 1.0
+    memory_power: Positive = MEMORY_POWER
+    product_mhz: NotNegative = 0.0
+    locked_mhz: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        if self.usable_bytes > self.memory_bytes:
+            raise ValueError("usable_bytes is above memory_bytes")
+        if "float32" not in dict(self.peak_tflops):
+            raise ValueError("peak_tflops.float32 is missing")
+        if "/" in self.models_of:
+            raise ValueError(f"models_of must be the name of a profile, not {self.models_of!r}")
+        for name, value in self.efficiency:
+            if value > 1 and not name.startswith(
+                "sustained"
+            ):  # which is relative to what another GPU reaches of its peak
+                raise ValueError(f"efficiency.{name} must be at most 1, not {value!r}")
 
     def peak_flops(self, arithmetic: str) -> float:
         """Peak dense rate in FLOP/s of "float32", "tf32", "bfloat16", "float8", ...
@@ -144,60 +165,9 @@ def load_hardware(name_or_path: str) -> Hardware:
     HardwareError if it is unknown or wrong.
     """
     table, path = profiles.read("hardware", name_or_path)
-    reader = profiles.Reader(table, path, [field.name for field in fields(Hardware)])
-    capability = reader.integers("compute_capability", 2, 99)
-    measured, calibrated = reader.text("measured", ""), reader.text("calibrated", "")
-    corrected, run_corrected = reader.text("corrected", ""), reader.text("run_corrected", "")
-    cluster, models_of = reader.text("cluster", ""), reader.text("models_of", "")
-    if "/" in models_of:
-        reader.fail("models_of", f"must be the name of a profile, not {models_of!r}")
-    if "/" in cluster or cluster.endswith(".toml"):
-        cluster = str(profiles.beside(path, "cluster", cluster))
-    hardware = Hardware(
-        name=reader.text("name"),
-        description=reader.text("description", ""),
-        device_name=reader.text("device_name", ""),
-        source=reader.text("source", ""),
-        vendor=reader.text("vendor"),
-        compute_capability=(capability[0], capability[1]),
-        sm_count=reader.integer("sm_count", most=2**16),
-        boost_mhz=reader.number("boost_mhz"),
-        tdp_w=reader.number("tdp_w"),
-        memory_bytes=reader.integer("memory_bytes"),
-        usable_bytes=reader.integer("usable_bytes"),
-        mem_bandwidth_gbps=reader.number("mem_bandwidth_gbps"),
-        l2_bytes=reader.integer("l2_bytes"),
-        link=reader.text("link"),
-        link_gbps=reader.number("link_gbps"),
-        pcie_gbps=reader.number("pcie_gbps"),
-        launch_us=reader.number("launch_us", zero=True),
-        kernel_us=reader.number("kernel_us", zero=True),
-        context_bytes=reader.integer("context_bytes", zero=True),
-        cublas_workspace_bytes=reader.integer("cublas_workspace_bytes", zero=True),
-        cublaslt_workspace_bytes=reader.integer("cublaslt_workspace_bytes", zero=True),
-        peak_tflops=tuple(reader.table("peak_tflops", _RATES, needed=("float32",)).items()),
-        efficiency=tuple(reader.table("efficiency", _EFFICIENCIES, most=4.0).items()),
-        cluster=cluster,
-        models_of=models_of,
-        measured=str(profiles.beside(path, "measured", measured)) if measured else "",
-        calibrated=str(profiles.beside(path, "calibrated", calibrated)) if calibrated else "",
-        corrected=str(profiles.beside(path, "corrected", corrected)) if corrected else "",
-        run_corrected=str(profiles.beside(path, "run_corrected", run_corrected)) if run_corrected else "",
-        more_active_bytes=reader.change("more_active_bytes"),
-        more_reserved_bytes=reader.change("more_reserved_bytes"),
-        device=reader.text("device", "cuda"),
-        host=tuple(reader.table("host", _HOST_COSTS, zero=True).items()),
-        power_limit_w=reader.number("power_limit_w", 0.0, zero=True),
-        product_power=reader.number("product_power", 1.0),
-        memory_power=reader.number("memory_power", MEMORY_POWER),
-        product_mhz=reader.number("product_mhz", 0.0, zero=True),
-        locked_mhz=reader.number("locked_mhz", 0.0, zero=True),
-    )
-    if hardware.usable_bytes > hardware.memory_bytes:
-        reader.fail("usable_bytes", "is above memory_bytes")
-    if hardware.device not in ("cuda", "cpu"):
-        reader.fail("device", f"must be cuda or cpu, not {hardware.device!r}")
-    for name, value in hardware.efficiency:
-        if value > 1 and not name.startswith("sustained"):  # which is relative to what another GPU reaches of its peak
-            reader.fail(f"efficiency.{name}", f"must be at most 1, not {value!r}")
-    return hardware
+    hardware = profiles.value_of(table, Hardware, path)
+    named = {key: file for key in _FILES if (file := getattr(hardware, key))}
+    if "/" in hardware.cluster or hardware.cluster.endswith(".toml"):
+        named["cluster"] = hardware.cluster
+    files: dict[str, Any] = {key: str(profiles.beside(path, key, file)) for key, file in named.items()}
+    return replace(hardware, **files)

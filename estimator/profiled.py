@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from autosac.display.printable import printable
-from autosac.errors import HardwareError
 from autosac.estimator.models import Estimate
 from autosac.estimator.profiles import read_document
+from autosac.files.schema import STRICT, Within
 from autosac.files.writing import write_text_atomically
 from autosac.trace import Signature, TensorMeta
 
 _FORMAT, _SCHEMA = "autosac-measured", 1
-_MOST_MS, _MOST_REL_STD = 1e9, 1e3
+_LEAST_MS, _MOST_MS, _MOST_REL_STD = 1e-12, 1e9, 1e3
 
 
 def _meta_key(meta: TensorMeta) -> str:
@@ -32,6 +33,23 @@ def signature_key(signature: Signature) -> str:
     outputs = ",".join(map(_meta_key, signature.outputs))
     arguments = ",".join(f"{name}={value!r}" for name, value in signature.arguments)
     return f"{signature.name}({inputs};{arguments})->{outputs}"
+
+
+class _Row(NamedTuple):
+    """One operator: milliseconds, and their relative standard error."""
+
+    key: str
+    ms: Annotated[float, Within(_LEAST_MS, _MOST_MS)]
+    rel_std: Annotated[float, Within(0, _MOST_REL_STD)]
+
+
+@dataclass(frozen=True)
+class _Measurements:
+    """What the file holds."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    operators: tuple[_Row, ...]
 
 
 class ProfiledModel:
@@ -47,31 +65,13 @@ class ProfiledModel:
 
         HardwareError if it is none or holds times that are not positive numbers.
         """
-        document = read_document(path, "measured operators", _FORMAT, _SCHEMA)
-        measured: dict[str, tuple[float, float]] = {}
-        rows = document.get("operators")
-        if not isinstance(rows, list):
-            raise HardwareError(f"{path}: operators must be a list of [key, milliseconds, relative error]")
-        for row in rows:
-            if not _is_valid(row):
-                raise HardwareError(
-                    f"{path}: {printable(str(row)[:120])} is not [key, milliseconds > 0, relative error >= 0]"
-                )
-            measured[row[0]] = (float(row[1]), float(row[2]))
-        return ProfiledModel(measured)
+        found = read_document(path, "measured operators", _FORMAT, _SCHEMA, _Measurements)
+        return ProfiledModel({row.key: (row.ms, row.rel_std) for row in found.operators})
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """The measured time, where there is one."""
         found = [self._measured.get(signature_key(signature)) for signature in signatures]
         return [Estimate(hit[0], "profiled", hit[1]) if hit else None for hit in found]
-
-
-def _is_valid(row: object) -> bool:
-    if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
-        return False
-    ms, rel_std = row[1:]
-    numbers = type(ms) in (int, float) and type(rel_std) in (int, float)
-    return numbers and 0 < ms <= _MOST_MS and 0 <= rel_std <= _MOST_REL_STD
 
 
 def save_measured(path: str | Path, measured: Mapping[Signature, tuple[float, float]]) -> None:

@@ -11,7 +11,6 @@ model. Leave the activation checkpointing of accelerate's own plugins off: the p
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from os import PathLike
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 import autosac
 from autosac.errors import UsageError
+from autosac.integrations.operators.calling import signature_of
 from autosac.integrations.planned import PlanOrBudget, autocast, moved
 from autosac.plans import Plan
 
@@ -84,7 +84,7 @@ class AutoSAC:
             stepping = None
             if optimizer is not None:
                 made: Any = type(optimizer)
-                takes = inspect.signature(made).parameters  # AdamW's defaults are those of Adam
+                takes = signature_of(made).parameters  # AdamW's defaults are those of Adam
                 settings = {name: value for name, value in optimizer.defaults.items() if name in takes}
                 stepping = made(placed.parameters(), **settings)
 

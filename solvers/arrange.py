@@ -81,10 +81,10 @@ def _equal(problem: GlobalProblem, items: Sequence[LocalProblem], policies: Iter
     return equal.values()
 
 
-def kept_bytes(problem: GlobalProblem, policies: Mapping[int, LocalSolution]) -> list[int | None]:
+def kept_by_units(problem: GlobalProblem, policies: Mapping[int, LocalSolution]) -> list[int | None]:
     """What each unit keeps under these policies, None for units without one."""
     return [policies[u].kept_bytes if u in policies else None for u in range(len(problem.units))]
 
 
 def _peak_bytes(problem: GlobalProblem, policies: Mapping[int, LocalSolution]) -> int:
-    return int(problem.peaks_bytes(kept_bytes(problem, policies)).max())
+    return int(problem.peaks_bytes(kept_by_units(problem, policies)).max())

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autosac.errors import InfeasibleError, TimeLimitError
-from autosac.solvers.arrange import in_order, kept_bytes, levelled
+from autosac.solvers.arrange import in_order, kept_by_units, levelled
 from autosac.solvers.global_milp import GlobalSolution, solve_global
 from autosac.solvers.joint import check_items, recompute_ms, relative_gap, solve_joint
 from autosac.solvers.local import LocalProblem, LocalSolution, LocalSolver
@@ -142,7 +142,7 @@ def local_policies(
             for u, kept in enumerate(budgets.kept_bytes)
             if kept is not None
         }
-        if int(problem.peaks_bytes(kept_bytes(problem, policies)).max()) <= budget_bytes:
+        if int(problem.peaks_bytes(kept_by_units(problem, policies)).max()) <= budget_bytes:
             break
     return policies
 
@@ -156,7 +156,7 @@ def _solution(
     kept = [policies[u].kept if u in policies else None for u in range(len(items))]
     return TwoLevelSolution(
         policies=tuple(policies.get(u) for u in range(len(items))),
-        peak_bytes=int(problem.peaks_bytes(kept_bytes(problem, policies)).max()),
+        peak_bytes=int(problem.peaks_bytes(kept_by_units(problem, policies)).max()),
         recompute_ms=recompute_ms(problem, items, kept),
         budgets=budgets,
     )
@@ -196,11 +196,11 @@ def greedy_policies(
     candidates = problem.candidates()
     for level in problem.levels():
         policies = {u: solve(items[u], problem.units[u].stored_bytes) for u in level if candidates[u]}
-        kept = kept_bytes(problem, policies)
+        kept = kept_by_units(problem, policies)
         if int(problem.peaks_bytes(kept).max()) > budget_bytes:
             continue
         fill_budget(problem, items, budget_bytes, solve, policies)
-        kept = kept_bytes(problem, policies)
+        kept = kept_by_units(problem, policies)
         budgets = GlobalSolution(
             discard_fraction=tuple(
                 None if k is None else 1 - (k - unit.stored_bytes) / max(1, unit.discardable_bytes)
@@ -228,7 +228,7 @@ def fill_budget(
     points = list(candidate_points(problem, budget_bytes))
     counts = problem.counts_at(points)
     while points and policies:
-        kept = kept_bytes(problem, policies)
+        kept = kept_by_units(problem, policies)
         slack = (budget_bytes - problem.peaks_bytes(kept)[points])[:, None]
         room = np.where(counts > 0, slack // np.maximum(counts, 1), _NO_LIMIT).min(axis=0).tolist()
         best_ms, step = 0.0, None

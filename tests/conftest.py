@@ -123,6 +123,8 @@ SLOW = (
     "integrations/test_misfits.py",
     "integrations/test_offload.py",
     "integrations/test_tape.py",
+    "planning/test_local_search.py",
+    "solvers/test_closure.py",
 )
 # Whole jobs, planned, searched or trained: `make test-long` runs these, `make test` all others.
 LONG = (

@@ -87,7 +87,7 @@ def recomputed_at(curve: tuple[tuple[float, float], ...], discard: float) -> flo
     return next((y for x, y in curve if x >= discard), 1.0)
 
 
-def curve_of(tradeoff: SACModTradeoffStats) -> tuple[tuple[float, float], ...]:
+def fractions_of(tradeoff: SACModTradeoffStats) -> tuple[tuple[float, float], ...]:
     """Fractions of all memory and of all time of the module, from nothing on, in MSPS order."""
     memory, time_ms = tradeoff.memory_bytes or 1, tradeoff.runtime_ms or 1.0
     points = [(p.discarded_bytes / memory, p.recompute_ms / time_ms) for p in tradeoff.points]
@@ -123,7 +123,7 @@ def study(suite: Suite, subject: Subject) -> CaseResult:
         module=case.module,
         budgets=tuple(budgets),
         operators=operators,
-        curve=curve_of(unit.sac.tradeoff),
+        curve=fractions_of(unit.sac.tradeoff),
         forward_ms=unit.sac.tradeoff.runtime_ms,
         step_ms=subject.observed().step_ms,
         alike=sum(other.sac.problem == unit.sac.problem for other in policies.units),

@@ -32,15 +32,16 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from autosac.bench.policies import JOINT, Policy
 from autosac.choices import SOLVERS
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.files.schema import STRICT, Checked, Fault, Name, Within, Words, fitted
 from autosac.limits import MOST_BUDGETS, MOST_GPUS
 from autosac.planning.planner import Goal
 from autosac.quantities import parse_budget
@@ -60,15 +61,38 @@ class Configuration:
     arguments: tuple[tuple[str, Value], ...] = ()
 
 
+def _configuration(table: Any) -> Configuration | None:
+    """The configuration in a table: its name, and arguments under all other keys."""
+    if not isinstance(table, dict) or not all(_is_plain(value) for value in table.values()):
+        return None
+    name = table.get("name")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        return None
+    return Configuration(name=name, arguments=tuple((key, value) for key, value in table.items() if key != "name"))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Value) and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _policy(name: Any) -> Policy | None:
+    return Policy(name) if isinstance(name, str) else None
+
+
+InFile = Annotated[Configuration, Checked(_configuration, "a table with a name, and plain values under all other keys")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """An eager model (`make_step`) or a TorchTitan job (`job`), in several configurations."""
 
-    name: str
-    configurations: tuple[Configuration, ...]
-    make_step: str = ""
-    job: str = ""
-    world_size: int = 1
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    name: Name
+    configurations: tuple[InFile, ...] = ()
+    make_step: Annotated[str, Words(empty=True)] = ""
+    job: Annotated[str, Words(empty=True)] = ""
+    world_size: Annotated[int, Within(1, MOST_GPUS)] = 1
     blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -79,21 +103,25 @@ class Model:
         if not self.configurations:
             raise UsageError(f"model {self.name!r} has no configurations")
         _check_distinct([c.name for c in self.configurations], f"configuration of {self.name}")
-        if self.world_size < 1:
-            raise UsageError(f"model {self.name!r}: the world size must be at least 1")
         if self.make_step and self.world_size > 1:
             raise UsageError(f"model {self.name!r}: an eager model runs on one GPU")
+        for configuration in self.configurations if self.make_step else ():
+            for key, _ in configuration.arguments:
+                if not key.isidentifier():
+                    raise UsageError(f"configuration {configuration.name}: {key!r} is not the name of an argument")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseStudy:
     """One configuration in depth (AUTO-SAC 5.6.5 and 5.6.6): plans for several budgets, the curve of one module."""
 
-    model: str
-    configuration: str
-    module: str
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    model: Name
+    configuration: Name
+    module: Name
     budgets: tuple[str, ...]
-    solver: str = "ilp"
+    solver: Name = "ilp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +130,16 @@ class Suite:
     earlier runs.
     """
 
-    name: str
-    models: tuple[Model, ...]
-    budgets: tuple[str, ...]
-    policies: tuple[Policy, ...]
-    gpu: str = "h100-sxm-80gb"
-    budget_kind: str = "reserved"
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    name: Name
+    models: tuple[Model, ...] = ()
+    budgets: tuple[str, ...] = ("85%",)
+    policies: tuple[Annotated[Policy, Checked(_policy, "the name of a policy")], ...] = ()
+    gpu: Name = "h100-sxm-80gb"
+    budget_kind: Name = "reserved"
     alloc_conf: str | None = None
-    milp: str = "cbc"
+    milp: Name = "cbc"
     time_limit_s: float = 30.0
     gap: float = 5e-3
     utilisation: float = 0.98
@@ -213,92 +243,12 @@ def load_suite(path: str | Path) -> Suite:
         raise UsageError(f"suite {path}: {e.strerror or e}") from e
     except DocumentError as e:
         raise UsageError(f"suite {path} is not valid TOML: {e}") from e
-    try:
-        return _suite(document, path)
-    except UsageError as e:
-        raise UsageError(f"suite {path}: {e}") from e
-
-
-def _suite(document: dict[str, Any], path: Path) -> Suite:
-    _check_keys(document, Suite, without=("folder",))
-    settings = dict(document)
-    settings.setdefault("name", path.stem)
-    settings["models"] = tuple(_model(table) for table in _tables(settings.get("models", []), "models"))
-    settings["budgets"] = _texts(settings.get("budgets", ["85%"]), "budgets")
-    settings["policies"] = tuple(Policy(name) for name in _texts(settings.get("policies", []), "policies"))
-    case = settings.pop("case_study", None)
-    if case is not None:
-        (case,) = _tables([case], "case_study")
-        _check_keys(case, CaseStudy)
-        _check_required(case, ("model", "configuration", "module", "budgets"), "case_study")
-        _check_names(case, ("model", "configuration", "module", "solver"), "case_study.")
-        case = CaseStudy(**{**case, "budgets": _texts(case["budgets"], "case_study.budgets")})
-    for key in ("time_limit_s", "gap", "utilisation"):
-        if key in settings and (isinstance(settings[key], bool) or not isinstance(settings[key], int | float)):
-            raise UsageError(f"{key} is not a number: {settings[key]!r}")
-    _check_names(settings, ("name", "gpu", "budget_kind", "milp"))
-    if not isinstance(settings.get("alloc_conf", ""), str):
-        raise UsageError(f"alloc_conf is {settings['alloc_conf']!r}: expected a text")
-    return Suite(**settings, case_study=case, folder=path.resolve().parent)
-
-
-def _model(table: dict[str, Any]) -> Model:
-    _check_keys(table, Model)
-    _check_required(table, ("name",), "a model")
-    _check_names(table, ("name", "make_step", "job"), "a model's ")
-    rows = _tables(table.get("configurations", []), "configurations")
-    for row in rows:
-        _check_required(row, ("name",), f"a configuration of {table['name']}")
-        _check_names(row, ("name",), f"a configuration of {table['name']}: ")
-        for key, value in row.items():
-            if not isinstance(value, Value) or (isinstance(value, float) and not math.isfinite(value)):
-                raise UsageError(f"configuration {row['name']} of {table['name']}: {key} is not a plain value")
-            if not table.get("job") and not key.isidentifier():
-                raise UsageError(
-                    f"configuration {row['name']} of {table['name']}: {key!r} is not the name of an argument"
-                )
-    configurations = tuple(
-        Configuration(name=row["name"], arguments=tuple((k, v) for k, v in row.items() if k != "name")) for row in rows
-    )
-    size = table.get("world_size", 1)
-    if type(size) is not int or not 1 <= size <= MOST_GPUS:
-        raise UsageError(
-            f"model {table['name']}: world_size is {size!r}: expected a whole number from 1 to {MOST_GPUS}"
-        )
-    return Model(**{**table, "configurations": configurations, "blocks": _texts(table.get("blocks", []), "blocks")})
-
-
-def _tables(value: Any, name: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise UsageError(f"{name} must be tables")
-    return value
-
-
-def _texts(value: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UsageError(f"{name} must be a list of texts")
-    return tuple(value)
-
-
-def _check_names(table: Mapping[str, Any], keys: Sequence[str], where: str = "") -> None:
-    """UsageError unless those of the keys that are there hold text, on one line and not empty."""
-    for key in keys:
-        value = table.get(key, "x")
-        if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            raise UsageError(f"{where}{key} is {value!r}: expected a non-empty text on one line")
-
-
-def _check_keys(table: Mapping[str, Any], kind: type, without: Sequence[str] = ()) -> None:
-    known = [f.name for f in fields(kind) if f.name not in without]
-    for key in table:
-        if key not in known:
-            raise UsageError(f"unknown key {key!r}: expected {', '.join(known)}")
-
-
-def _check_required(table: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    for name in names:
-        if name not in table:
-            raise UsageError(f"{where} has no {name}")
+    if "folder" in document:
+        raise UsageError(f"suite {path}: folder is not a known key")
+    found = fitted({"name": path.stem, **document, "folder": str(path.resolve().parent)}, Suite)
+    if isinstance(found, Fault):
+        raise UsageError(f"suite {path}: {found.text}")
+    return found
 
 
 def _check_known(names: Sequence[str], known: Sequence[str], what: str) -> None:

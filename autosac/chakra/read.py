@@ -8,15 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import MinLen
 
 from autosac.chakra import schema
 from autosac.chakra.export import GROUPS_FILE
 from autosac.errors import TraceError, UsageError
 from autosac.files.documents import DATA_BYTES, DocumentError, parse_json, read_bounded
+from autosac.files.schema import Fault, Within, fitted
+from autosac.limits import MOST_GPUS
 
 _NAME = re.compile(r"(.*)\.(\d{1,9})\.et")
 _MOST_US = 1e13
+_Groups = dict[str, Annotated[tuple[Annotated[int, Within(0, MOST_GPUS)], ...], MinLen(1)]]
 _COMMUNICATION = (schema.SEND, schema.RECV, schema.COLLECTIVE)
 
 
@@ -88,11 +93,10 @@ def _groups(path: Path) -> dict[str, tuple[int, ...]]:
         document = parse_json(read_bounded(path, DATA_BYTES))
     except (DocumentError, OSError) as e:
         raise TraceError(f"{path} is damaged: {e}") from e
-    rows = document.items() if isinstance(document, dict) else [("", None)]
-    for name, ranks in rows:
-        if not isinstance(ranks, list) or not ranks or any(type(rank) is not int or rank < 0 for rank in ranks):
-            raise TraceError(f"{path} is damaged: group {name!r} is not a list of ranks")
-    return {name: tuple(ranks or ()) for name, ranks in rows}
+    found = fitted(document, _Groups)
+    if isinstance(found, Fault):
+        raise TraceError(f"{path} is damaged: {found.text}")
+    return found
 
 
 def _graph(rank: int, path: Path) -> Graph:

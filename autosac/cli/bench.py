@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosac.cli.options import add_output, decimal, filled_path, names, whole
+from autosac.cli.options import add_command, add_output, decimal, filled_path, names, whole
 from autosac.files.writing import check_folder, check_outputs
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
-    command = commands.add_parser("bench", help="compare checkpointing policies: predicted and, if asked, measured")
+    command = add_command(commands, "bench", "compare checkpointing policies: predicted and, if asked, measured")
     command.add_argument(
         "suite", type=filled_path, metavar="SUITE.toml", help="models, configurations, budgets and policies"
     )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.options import add_command, add_output, decimal, filled, filled_path, whole
 from autosac.errors import UsageError
 from autosac.files.writing import check_outputs
 from autosac.limits import MOST_GPUS, whole_from_environment, world_size_of_environment
@@ -44,7 +44,7 @@ Report = Callable[[int, int, str], None]
 
 def add_calibrate(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
-    command = commands.add_parser("calibrate", help="measure this machine and write a hardware profile")
+    command = add_command(commands, "calibrate", "measure this machine and write a hardware profile")
     command.epilog = "Arguments after -- go to TorchTitan. Under torchrun, collectives are measured too."
     command.add_argument(
         "job",

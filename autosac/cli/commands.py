@@ -324,8 +324,8 @@ def simulate(arguments: argparse.Namespace) -> None:
         write_pictures(arguments, simulation, Plan.load(arguments.plan) if arguments.plan else None)
         exported = export_chakra(arguments, simulation)
         name = arguments.ac or (arguments.plan.name if arguments.plan else _what_is_simulated(arguments.job))
-        if drawn:
-            name += f", draw {(simulation.trace.info.moe_load or {})['draw']} of the expert load"
+        if drawn and (load := simulation.trace.info.moe_load):
+            name += f", draw {load.draw} of the expert load"
         summary = reports.simulation_summary(simulation, name)
     if arguments.json:
         document = simulation_document(simulation)
@@ -427,7 +427,7 @@ def explain(arguments: argparse.Namespace) -> None:
     if arguments.module is not None:
         units = tuple(unit for unit in units if unit.fqn == arguments.module)
         if not units and plan.settings.job_checkpointing:
-            raise UsageError(f"the plan is {plan.doing}, which decides on no single module")
+            raise UsageError(f"the plan is {plan.doing}, which makes no decisions about single modules")
         if not units:
             known = ", ".join(unit.fqn for unit in plan.units[:6]) or "none"
             raise UsageError(

@@ -6,11 +6,17 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from autosac.limits import parse_whole
 
 _MOST_WATTS = 10_000
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
+
+
+def add_command(commands: argparse._SubParsersAction[Any], name: str, what: str) -> Any:
+    """A command. `what` it does stands in the list of commands, and as a sentence above the command's own options."""
+    return commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
 
 
 def add_output(command: argparse.ArgumentParser, *, debug: str = "show tracebacks") -> None:

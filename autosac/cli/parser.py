@@ -21,7 +21,7 @@ from typing import NoReturn
 from autosac.choices import CURVES, LEVERS, SOLVERS
 from autosac.cli.bench import add_bench
 from autosac.cli.calibrate import add_calibrate
-from autosac.cli.options import add_output, decimal, filled, filled_path, watts, whole
+from autosac.cli.options import add_command, add_output, decimal, filled, filled_path, watts, whole
 from autosac.cli.script_options import add_breakdowns, add_script
 from autosac.cli.search import add_search
 from autosac.cli.tool_options import add_cache, add_chakra, add_clusters, add_completion, add_gpus
@@ -144,8 +144,8 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 
 
 def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser(
-        "plan", help="decide which activations to keep and which to recompute within a memory budget"
+    command = add_command(
+        commands, "plan", "decide which activations to keep and which to recompute within a memory budget"
     )
     _add_job(command)
     _add_budget(command.add_argument_group("the memory budget"))
@@ -201,7 +201,7 @@ def _add_solvers(decision: argparse._ArgumentGroup) -> None:
         "--curve",
         choices=CURVES,
         default="staircase",
-        help="how the MILP models the trade-off of time against memory: the staircase's convex hull (default), or an upper "
+        help="how the MILP models the trade-off between time and memory: the staircase's convex hull (default), or an upper "
         "bound that pwlf fits",
     )
     decision.add_argument("--milp", choices=("cbc", "highs"), default="cbc", help="MILP solver (default cbc)")
@@ -255,9 +255,7 @@ def _add_budget(budget: argparse._ArgumentGroup) -> None:
 
 
 def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser(
-        "simulate", help="predict step time, peak memory and whether the job runs out of memory"
-    )
+    command = add_command(commands, "simulate", "predict step time, peak memory and whether the job runs out of memory")
     _add_job(command)
     what = command.add_argument_group("what to simulate")
     policy = what.add_mutually_exclusive_group()
@@ -279,18 +277,18 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("explain", help="show the decisions of a plan and the reasons for them")
-    command.add_argument("plan", type=filled_path, metavar="PLAN.json")
+    command = add_command(commands, "explain", "show the decisions of a plan and the reasons for them")
+    command.add_argument("plan", type=filled_path, metavar="PLAN.json", help="the plan")
     command.add_argument("--module", metavar="NAME", help="show one module, operator by operator")
-    _add_output(command)
+    add_output(command)
     command.set_defaults(run="explain")
 
 
 def _add_diff(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("diff", help="compare two plans")
-    command.add_argument("a", type=filled_path, metavar="A.json")
-    command.add_argument("b", type=filled_path, metavar="B.json")
-    _add_output(command)
+    command = add_command(commands, "diff", "compare two plans")
+    command.add_argument("a", type=filled_path, metavar="A.json", help="one plan")
+    command.add_argument("b", type=filled_path, metavar="B.json", help="the other plan")
+    add_output(command)
     command.set_defaults(run="diff")
 
 

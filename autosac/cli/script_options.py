@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.options import add_command, add_output, decimal, filled, filled_path, whole
 from autosac.limits import MOST_GPUS
 
 _MOST_STEPS = 10**6
@@ -13,9 +13,7 @@ _MOST_STEPS = 10**6
 
 def add_script(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac run``."""
-    command = commands.add_parser(
-        "run", help="run an unmodified training script on a simulated GPU, with simulated time"
-    )
+    command = add_command(commands, "run", "run an unmodified training script on a simulated GPU, with simulated time")
     command.epilog = (
         "Arguments after -- go to the script. Example: autosac run train.py --gpu h100-sxm-80gb -- --lr 1e-4"
     )
@@ -27,17 +25,17 @@ def add_script(commands: argparse._SubParsersAction[Any]) -> None:
         type=whole(0, _MOST_STEPS),
         default=None,
         metavar="N",
-        help="stop the script after N steps (default 3, with --fast-forward 0; 0: run it to its end)",
+        help="stop the script after N steps; 0 lets it run to its end (default 3, with --fast-forward 0)",
     )
     what.add_argument(
         "--every-microbatch",
         action="store_true",
-        help="run all microbatches of steps that accumulate gradients; otherwise those that do the same are copied",
+        help="run every microbatch where gradients accumulate (default: run some, and copy those that are alike)",
     )
     what.add_argument(
         "--fast-forward",
         action="store_true",
-        help="compute only the first steps; the others take as much simulated time, and the script logs them at once",
+        help="run only the first steps; later steps take the same simulated time, and the script logs them at once",
     )
     what.add_argument(
         "--step-marker",

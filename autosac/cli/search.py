@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autosac.capture.processors import available_processors
-from autosac.cli.options import add_output, decimal, filled, filled_path, whole
+from autosac.cli.options import add_command, add_output, decimal, filled, filled_path, whole
 from autosac.errors import InfeasibleError, UsageError
 from autosac.limits import MOST_BATCH, MOST_GPUS, world_size_of_environment
 from autosac.quantities import format_bytes
@@ -28,8 +28,8 @@ _AS_THEY_ARE = ("overrides", "budget", "confidence", "objective", "global_batch"
 
 def add_search(commands: argparse._SubParsersAction[Any]) -> None:
     """The options."""
-    command = commands.add_parser(
-        "search", help="find the fastest configuration of a job: parallelism, batch, checkpointing, FSDP"
+    command = add_command(
+        commands, "search", "find the fastest configuration of a job: parallelism, batch, checkpointing, FSDP"
     )
     command.epilog = "Arguments after -- go to TorchTitan. Example: -- --training.seq_len 4096"
     command.add_argument(
@@ -50,7 +50,7 @@ def add_search(commands: argparse._SubParsersAction[Any]) -> None:
         "--gpus", type=filled, metavar="NAME:N,...", help="choose among several kinds of GPUs, instead of --gpu"
     )
     machine.add_argument(
-        "--price", type=filled, action="append", default=[], metavar="NAME=PRICE", help="price of one GPU for an hour"
+        "--price", type=filled, action="append", default=[], metavar="NAME=PRICE", help="price of one GPU per hour"
     )
     _add_space(command)
     _add_study(command)
@@ -70,8 +70,15 @@ def add_search(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _add_space(command: argparse.ArgumentParser) -> None:
     space = command.add_argument_group("what to search for")
-    space.add_argument("--space", type=filled_path, metavar="SPACE.toml", help="knobs and their values")
-    space.add_argument("--show-space", action="store_true", help="print the space and exit")
+    space.add_argument(
+        "--space",
+        type=filled_path,
+        metavar="SPACE.toml",
+        help="file with the values to try for each knob (default: the space that --show-space prints)",
+    )
+    space.add_argument(
+        "--show-space", action="store_true", help="print the space, with the meaning of each knob, and exit"
+    )
     space.add_argument(
         "--global-batch",
         type=whole(1, MOST_BATCH * MOST_GPUS),
@@ -107,7 +114,10 @@ def _add_study(command: argparse.ArgumentParser) -> None:
     )
     study.add_argument("--resume", type=filled_path, metavar="DIR", help="resume the search in this folder")
     study.add_argument(
-        "--workers", type=whole(1, _MOST_WORKERS), metavar="N", help="processes (default: one for each processor)"
+        "--workers",
+        type=whole(1, _MOST_WORKERS),
+        metavar="N",
+        help="worker processes (default: one for each processor)",
     )
     study.add_argument(
         "--ray", type=filled, metavar="ADDRESS", help="evaluate on a Ray cluster (auto: the running one)"
@@ -178,7 +188,7 @@ def _offers(arguments: argparse.Namespace) -> tuple[Offer, ...]:
         return (replace(named, cluster=arguments.cluster),)
     if arguments.world_size is not None or arguments.cluster is not None:
         raise UsageError(
-            "--gpus says the numbers, and each kind has its usual cluster: leave --world-size and --cluster"
+            "--gpus gives the number of GPUs of each kind, on its usual cluster: leave out --world-size and --cluster"
         )
     return offers_of(arguments.gpus, arguments.price)
 

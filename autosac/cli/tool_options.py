@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autosac.cli.options import add_output, filled_path
+from autosac.cli.options import add_command, add_output, filled_path
 
 SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_gpus(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac gpus``."""
-    command = commands.add_parser("gpus", help="list the known GPUs, or show one of them in detail")
+    command = add_command(commands, "gpus", "list the known GPUs, or show one of them in detail")
     command.add_argument("name", nargs="?", metavar="GPU", help="a name, the beginning of a name, or a profile file")
     add_output(command)
     command.set_defaults(run="gpus")
@@ -20,7 +20,7 @@ def add_gpus(commands: argparse._SubParsersAction[Any]) -> None:
 
 def add_clusters(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac clusters``."""
-    command = commands.add_parser("clusters", help="list the known clusters, or show one of them in detail")
+    command = add_command(commands, "clusters", "list the known clusters, or show one of them in detail")
     command.add_argument("name", nargs="?", metavar="CLUSTER", help="a name, the beginning of a name, or a file")
     add_output(command)
     command.set_defaults(run="clusters")
@@ -28,7 +28,7 @@ def add_clusters(commands: argparse._SubParsersAction[Any]) -> None:
 
 def add_cache(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac cache``."""
-    command = commands.add_parser("cache", help="show the location and size of the capture cache, or clear it")
+    command = add_command(commands, "cache", "show the location and size of the capture cache, or clear it")
     command.add_argument("--clear", action="store_true", help="remove all captures from the cache")
     add_output(command)
     command.set_defaults(run="cache")
@@ -36,7 +36,7 @@ def add_cache(commands: argparse._SubParsersAction[Any]) -> None:
 
 def add_chakra(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac chakra``."""
-    command = commands.add_parser("chakra", help="execute the Chakra execution traces of all ranks together")
+    command = add_command(commands, "chakra", "execute the Chakra execution traces of all ranks together")
     command.add_argument(
         "folder", type=filled_path, metavar="DIR", help="folder with the traces NAME.RANK.et and comm_group.json"
     )
@@ -46,7 +46,7 @@ def add_chakra(commands: argparse._SubParsersAction[Any]) -> None:
 
 def add_completion(commands: argparse._SubParsersAction[Any]) -> None:
     """The options of ``autosac completion``."""
-    command = commands.add_parser("completion", help="print a shell completion script")
+    command = add_command(commands, "completion", "print a shell completion script")
     command.epilog = (
         'bash: add  eval "$(autosac completion bash)"  to ~/.bashrc. '
         "zsh: autosac completion zsh > FOLDER/_autosac, with FOLDER in $fpath before compinit"

@@ -94,7 +94,7 @@ def combinations(space: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
     """Every choice of one value for each name. UsageError for what names no values, and for more than can be tried."""
     if not isinstance(space, Mapping):
         raise UsageError(
-            f"space: {space!r} is no mapping from settings to their values, such as {{'batch_size': [1, 2, 4]}}"
+            f"space: {space!r} is not a mapping from settings to their values, such as {{'batch_size': [1, 2, 4]}}"
         )
     for name, values in space.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
@@ -152,9 +152,7 @@ class EagerSearch:
         try:
             amount = self._work(choice.settings)
         except Exception as e:
-            raise UsageError(
-                f"work of {dict(choice.settings)} cannot be told: {type(e).__name__}: {one_line(e)}"
-            ) from e
+            raise UsageError(f"work of {dict(choice.settings)} failed: {type(e).__name__}: {one_line(e)}") from e
         if not isinstance(amount, Real) or not 0 < amount < math.inf:
             raise UsageError(f"work of {dict(choice.settings)} is {amount!r}: it must be a number above 0")
         return float(amount) / simulation.step_ms * 1e3

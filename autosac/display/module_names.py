@@ -16,14 +16,14 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
     return [(False, int(part), part) if _NUMBER.fullmatch(part) else (True, 0, part) for part in name.split(".")]
 
 
-def family(name: str) -> str:
+def without_numbers(name: str) -> str:
     """The name without its numbers: ``layers.*``."""
     return ".".join("*" if _NUMBER.fullmatch(part) else part for part in name.split("."))
 
 
 def alike(items: Iterable[T], name: Callable[[T], str], key: Callable[[T], Any]) -> list[list[T]]:
     """Items that follow each other, differ in a number of their names only, and have equal keys, together."""
-    return [list(group) for _, group in groupby(items, key=lambda item: (family(name(item)), key(item)))]
+    return [list(group) for _, group in groupby(items, key=lambda item: (without_numbers(name(item)), key(item)))]
 
 
 def span(names: Sequence[str]) -> str:

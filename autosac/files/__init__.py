@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, read within bounds, temporary ones removed."""
+"""Files: written whole or not at all, read within bounds, checked against classes (`schema`), temporary ones removed."""

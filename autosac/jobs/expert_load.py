@@ -46,7 +46,7 @@ def at_quantile(values: Sequence[T], q: float, key: Callable[[T], float]) -> T:
     return sorted(values, key=key)[max(0, math.ceil(q * len(values) - 1e-9) - 1)]
 
 
-def figures(simulation: Simulation) -> dict[str, float]:
+def figures_of_draw(simulation: Simulation) -> dict[str, float]:
     """What is reported of every draw."""
     breakdown = simulation.breakdown
     found = {
@@ -64,7 +64,7 @@ def figures(simulation: Simulation) -> dict[str, float]:
 
 def statistics(simulations: Sequence[Simulation]) -> tuple[Statistic, ...]:
     """Median and 95th percentile of each figure. Of tokens per second the 95th percentile is the slow end."""
-    rows = [figures(simulation) for simulation in simulations]
+    rows = [figures_of_draw(simulation) for simulation in simulations]
     found = []
     for name in rows[0]:
         values = [row[name] for row in rows]

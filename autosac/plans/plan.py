@@ -21,12 +21,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from autosac.errors import PlanError
 from autosac.files.documents import DATA_BYTES, read_bounded
+from autosac.files.schema import STRICT, Fault
 from autosac.files.writing import write_text_atomically
 from autosac.plans.schema import ANY_SIZE as ANY_SIZE
 from autosac.plans.schema import (
     NEWER,
     SCHEMA_VERSION,
-    STRICT,
     Change,
     Chunks,
     Count,
@@ -368,7 +368,8 @@ class _File:
     def _unit(self, i: int, row: _UnitRow, name: str) -> Unit:
         for reference, position, table in (("policy", row.policy, self.policies), ("layout", row.layout, self.layouts)):
             if position >= len(table):
-                raise damaged(name, ("units", i, reference), f"there is no {reference} {position}")
+                how = f"there is no {reference} {position}"
+                raise damaged(name, Fault(("units", i, reference), position, how, "together"))
         return Unit(
             fqn=row.fqn,
             discard_fraction=row.discard_fraction,
@@ -386,7 +387,7 @@ class _File:
                 due = seen.get(row.op, 0)
                 if row.occurrence != due:
                     message = f"occurrence {row.occurrence} of {row.op} where {due} is due"
-                    raise damaged(name, ("policies", i, j), message)
+                    raise damaged(name, Fault(("policies", i, j), row, message, "together"))
                 seen[row.op] = due + 1
 
 

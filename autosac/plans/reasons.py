@@ -35,7 +35,7 @@ def why(decision: Decision, unit: Unit, price_ms_per_gib: float | None, objectiv
     if abs(cost - price_ms_per_gib) <= _AT_THE_PRICE * price_ms_per_gib:
         return "break-even"
     if decision.keep:
-        return "expensive to recompute" if cost > price_ms_per_gib else "required, or memory was left"
+        return "expensive to recompute" if cost > price_ms_per_gib else "required, or memory to spare"
     if cost < price_ms_per_gib:
         return "cheap to recompute"
     return "hidden, or needed to fit" if objective == "step" else "needed to fit"

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from autosac.display.module_names import alike, family, natural, span
+from autosac.display.module_names import alike, natural, span, without_numbers
 from autosac.display.tables import Table, fact_grid, output_width
 from autosac.display.terminal import PlainConsole
 from autosac.errors import CaptureError
@@ -389,7 +389,7 @@ def memory_tables(simulation: Simulation) -> RenderableType:
     modules.add_column("module")
     modules.add_column("bytes each", justify="right")
     modules.add_column("number", justify="right")
-    shares = sorted(report.by_module, key=lambda share: (family(share.module), natural(share.module)))
+    shares = sorted(report.by_module, key=lambda share: (without_numbers(share.module), natural(share.module)))
     alike_ones = alike(shares, lambda share: share.module, lambda share: format_bytes(share.subtree_bytes))
     alike_ones.sort(key=lambda members: -len(members) * members[0].subtree_bytes)
     for members in alike_ones[:12]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Group, RenderableType
 
-from autosac.display.module_names import family, span
+from autosac.display.module_names import span, without_numbers
 from autosac.display.tables import Table
 from autosac.estimator import Pricing
 from autosac.quantities import format_ms
@@ -170,7 +170,7 @@ def _modules(modules: Sequence[ModuleTimes]) -> Table:
     shown = [m for m in modules if m.name.count(".") <= 1 and (m.compute_ms or m.communication_ms)]
     equal: dict[tuple[str, ...], list[ModuleTimes]] = defaultdict(list)
     for module in shown:
-        equal[family(module.name), *_rounded(module)].append(module)
+        equal[without_numbers(module.name), *_rounded(module)].append(module)
     for members in equal.values():
         first = members[0]
         table.add_row(
@@ -217,7 +217,7 @@ _REASONS = {
     "start": "the step's beginning",
     "stream": "the kernel before it on its stream",
     "dependency": "a kernel on another stream",
-    "engine": "the kernel before it on its engine",
+    "engine": "another kernel kept the GPU busy",
     "peer": "the last rank arrived",
     "launch": "the host launched it",
     "host": "the host's work before it",

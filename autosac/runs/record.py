@@ -1,4 +1,4 @@
-"""The record of a run's first steps. The classes are the file's schema, which pydantic checks (`plans.schema`).
+"""The record of a run's first steps. The classes are the file's schema, which pydantic checks (`files.schema`).
 
 Of all ranks: the longest steps and the highest peaks. Of rank 0: the units' times. Times are in ms, of the device where it is
 a GPU (CUDA events), else of the host's clock.
@@ -14,9 +14,10 @@ from annotated_types import Interval, MinLen
 
 from autosac.errors import UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_json, read_bounded
+from autosac.files.schema import STRICT, Fault, fitted
 from autosac.files.writing import write_text_atomically
 from autosac.plans import Plan
-from autosac.plans.schema import STRICT, Count, Milliseconds, Name, Ranks, problem_with
+from autosac.plans.schema import Count, Milliseconds, Name, Ranks
 
 SCHEMA_VERSION = 1
 _FORMAT = "autosac-run"
@@ -171,7 +172,7 @@ class RunRecord:
                 f"{name} has run schema {found_schema}; this version of AutoSAC reads {SCHEMA_VERSION}: run again"
             )
         fields = {key: value for key, value in document.items() if key not in ("format", "schema")}
-        found = problem_with(fields, RunRecord)
-        if isinstance(found, str):
-            raise UsageError(f"{name} is damaged at {found}")
+        found = fitted(fields, RunRecord)
+        if isinstance(found, Fault):
+            raise UsageError(f"{name} is damaged: {found.text}")
         return found

@@ -1,6 +1,6 @@
 """The Trace, the narrow waist between capture and everything else (see `autosac.trace.trace`)."""
 
-from autosac.trace.info import Cut, Parallelism, TensorLayout, TracedOperators, TraceInfo
+from autosac.trace.info import Cut, LoadDraw, Parallelism, TensorLayout, TracedOperators, TraceInfo
 from autosac.trace.rows import (
     GRAPH_POOL,
     UNSHARD,
@@ -49,6 +49,7 @@ __all__ = [
     "Group",
     "HostWait",
     "Label",
+    "LoadDraw",
     "ModuleEnter",
     "ModuleExit",
     "Op",

@@ -2,12 +2,12 @@
 
 A capture may have been edited, or damaged in a way that leaves it readable. The tables are checked column by column before
 anything is made of them (`check_document`), so that everything behind a loaded trace can rely on it. What is wrong is a
-ValueError that names the place in the document, the value and what is allowed.
+ValueError that names the place in the document, the value and what is allowed. `TraceInfo` is checked by its annotations. The
+tables are not: they hold millions of values, and what a number may be depends on the lengths of other tables.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -16,10 +16,9 @@ from typing import Any, NoReturn
 from autosac.display.printable import printable
 from autosac.errors import SimulationError
 from autosac.files.documents import is_deeper
-from autosac.limits import MOST_LOSS_CHUNKS
+from autosac.limits import MOST_GPUS
 from autosac.trace.info import TraceInfo
 
-MOST_RANKS = 2**17
 _MOST = 2**62
 _MOST_BYTES = 2**50
 _MOST_STREAMS = 4096
@@ -165,9 +164,9 @@ def _dims(column: Column, place: str) -> None:
         for dim in dims:
             if type(dim) is not list or len(dim) != 2:
                 fail(f"{place}[{i}]", dim, "[size, stride]")
-            _whole(1, MOST_RANKS)(dim, f"{place}[{i}]")
-        if math.prod(size for size, _ in dims) > MOST_RANKS:
-            fail(f"{place}[{i}]", dims, f"at most {MOST_RANKS} ranks")
+            _whole(1, MOST_GPUS)(dim, f"{place}[{i}]")
+        if math.prod(size for size, _ in dims) > MOST_GPUS:
+            fail(f"{place}[{i}]", dims, f"at most {MOST_GPUS} ranks")
 
 
 def _table(columns: Any, names: Sequence[str], checks: Mapping[str, Check], place: str) -> int:
@@ -242,9 +241,9 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
 
 _GROUP: dict[str, Check] = {
     "name": _texts,
-    "offset": _whole(0, MOST_RANKS),
+    "offset": _whole(0, MOST_GPUS),
     "dims": _dims,
-    "explicit": _wholes(0, MOST_RANKS, "a rank"),
+    "explicit": _wholes(0, MOST_GPUS, "a rank"),
 }
 
 
@@ -276,7 +275,7 @@ def _event_checks(common: Mapping[str, Check], storages: int, groups: int) -> di
         "nbytes": _whole(0, _MOST_BYTES, "bytes"),
         "group": _whole(0, groups - 1, "a group"),
         "asynchronous": _flags,
-        "peer": _whole(-1, MOST_RANKS, "a rank"),
+        "peer": _whole(-1, MOST_GPUS, "a rank"),
         "batch": _whole(-1, _MOST),
         "reason": _one_of(_REASONS),
         "step": _whole(0, _MOST),
@@ -361,122 +360,9 @@ def _results(table: Sequence[Column], names: tuple[str, ...], where: str) -> Non
 # ---- info ----------------------------------------------------------------------------------------------------
 
 
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1e30
-
-
-def _flag(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _text_map(value: Any) -> bool:
-    return type(value) is dict and all(type(item) is str for item in value.values())
-
-
-def _shape_map(value: Any) -> bool:
-    return type(value) is dict and all(_sizes(item) for item in value.values())
-
-
-def _sizes(value: Any) -> bool:
-    return type(value) is list and all(type(size) is int and 0 <= size <= _MOST_BYTES for size in value)
-
-
-def _degrees(value: Any) -> bool:
-    return type(value) is dict and all(type(n) is int and 1 <= n <= MOST_RANKS for n in value.values())
-
-
-def _inputs(value: Any) -> bool:
-    return type(value) is list and all(
-        type(row) is list and len(row) == 3 and _sizes(row[0]) and _sizes(row[1]) and type(row[2]) is str
-        for row in value
-    )
-
-
-def _count(least: int, most: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and least <= value <= most
-
-
-def _load(value: Any) -> bool:
-    return type(value) is dict and all(type(name) is str for name in value) and type(value.get("draw", 0)) is int
-
-
-def _traced(value: Any) -> bool:
-    return type(value) is dict and all(type(rows) is list and all(map(_operator, rows)) for rows in value.values())
-
-
-def _operator(row: Any) -> bool:
-    if type(row) is not list or len(row) != 2 or type(row[1]) is not list:
-        return False
-    return _text(row[0]) and all(
-        type(r) is list
-        and len(r) == 2
-        and type(r[0]) is list
-        and all(type(size) is int and -1 <= size <= _MOST_BYTES for size in r[0])
-        and _text(r[1])
-        for r in row[1]
-    )
-
-
-_INFO: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "job_fingerprint": (_text, "a text"),
-    "job_settings": (_text_map, "a table of texts"),
-    "model": (_text, "a text"),
-    "gpu": (_text, "a text"),
-    "torch_version": (_text, "a text"),
-    "torchtitan_version": (_text, "a text"),
-    "checkpointing": (_text, "a text"),
-    "own_checkpointing": (_text, "a text"),
-    "world_size": (_count(1, MOST_RANKS), f"a whole number from 1 to {MOST_RANKS}"),
-    "rank": (_count(0, MOST_RANKS - 1), "a rank"),
-    "local_batch_size": (_count(1, _MOST), "a whole number of at least 1"),
-    "seq_len": (_count(1, _MOST), "a whole number of at least 1"),
-    "tokens_per_step": (_count(0, _MOST), "a whole number of at least 0"),
-    "flops_per_token": (_number, "a finite number of at least 0"),
-    "parallelism": (_degrees, "a table of degrees of at least 1"),
-    "parameter_shapes": (_shape_map, "a table of shapes"),
-    "fsdp_units": (lambda v: type(v) is list and all(map(_text, v)), "a list of modules"),
-    "preserve_rng_state": (_flag, "true or false"),
-    "early_stop": (_flag, "true or false"),
-    "loss_chunks": (_count(1, MOST_LOSS_CHUNKS), f"a whole number from 1 to {MOST_LOSS_CHUNKS}"),
-    "compiled": (_flag, "true or false"),
-    "matmul_allows_tf32": (_flag, "true or false"),
-    "cudnn_allows_tf32": (_flag, "true or false"),
-    "selective_modules": (lambda v: type(v) is list and all(map(_text, v)), "a list of modules"),
-    "stage_outputs": (_inputs, "a list of [shape, stride, dtype]"),
-    "cut": (lambda v: _sizes(v) and len(v) == 3, "three whole numbers"),
-    "moe_load": (_load, "a table with a draw"),
-    "traced": (_traced, "a table of operators with their results"),
-    "notes": (lambda v: type(v) is list and all(map(_text, v)), "a list of texts"),
-}
-
-
-_KNOWN = frozenset(each.name for each in dataclasses.fields(TraceInfo))
-
-
 def _info(info: Any) -> None:
-    if type(info) is not dict:
-        fail("info", info, "a table")
     if is_deeper(info, _INFO_DEPTH):
         fail("info", "a table", f"at most {_INFO_DEPTH} levels of nesting")
-    for name in info.keys() - _KNOWN:
-        fail(f"info.{printable(str(name))}", info[name], "no entry of this name")
-    for name, (is_right, allowed) in _INFO.items():
-        value = info.get(name)
-        if value is not None and not is_right(value):
-            fail(f"info.{name}", value, allowed)
-        if name in info and value is None and name != "stage_outputs":
-            fail(f"info.{name}", value, allowed)
-    if info.get("rank", 0) >= info.get("world_size", MOST_RANKS):
-        fail("info.rank", info["rank"], f"a rank of the world of {info['world_size']}")
-    _finite(info, "info")
-
-
-def _finite(value: Any, place: str) -> None:
-    if type(value) is float and not math.isfinite(value):
-        fail(place, value, "a finite number")
-    for key, item in value.items() if type(value) is dict else enumerate(value) if type(value) is list else ():
-        _finite(item, f"{place}.{key}")
+    found = TraceInfo.of(info)
+    if found.rank >= found.world_size:
+        fail("info.rank", found.rank, f"a rank of the world of {found.world_size}")

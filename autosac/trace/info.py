@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
-TensorLayout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], str]"
+from autosac.files.schema import STRICT, Fault, Within, fitted
+from autosac.limits import MOST_GPUS, MOST_LOSS_CHUNKS
+
+_MOST, _MOST_BYTES = 2**62, 2**50
+Size = Annotated[int, Within(0, _MOST_BYTES)]
+DynamicSize = Annotated[int, Within(-1, _MOST_BYTES)]
+Count = Annotated[int, Within(1, _MOST)]
+Degree = Annotated[int, Within(1, MOST_GPUS)]
+TensorLayout: TypeAlias = tuple[tuple[Size, ...], tuple[Size, ...], str]
 """Shape and stride (elements) and dtype of a tensor."""
-TracedOperators: TypeAlias = "tuple[tuple[str, tuple[tuple[tuple[int, ...], str], ...]], ...]"
+TracedOperators: TypeAlias = tuple[tuple[str, tuple[tuple[tuple[DynamicSize, ...], str], ...]], ...]
 """Operators by name, each with shape and dtype of its results (-1: a dynamic size)."""
 
 
 class Parallelism(NamedTuple):
     """The degrees of parallelism, by TorchTitan's names."""
 
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    cp: int = 1
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    etp: int = 1
+    dp_replicate: Degree = 1
+    dp_shard: Degree = 1
+    cp: Degree = 1
+    tp: Degree = 1
+    pp: Degree = 1
+    ep: Degree = 1
+    etp: Degree = 1
 
     @property
     def data_parallel(self) -> int:
@@ -40,9 +48,19 @@ _ALONE = Parallelism()
 class Cut(NamedTuple):
     """A job with fewer of its layers: it has `layers` of `total`, which repeat every `period` (`autosac.induction`)."""
 
-    layers: int
-    period: int
-    total: int
+    layers: Size
+    period: Size
+    total: Size
+
+
+class LoadDraw(NamedTuple):
+    """Which draw of the expert load a step is of (`autosac.capture.moe_load.MoELoad`)."""
+
+    kind: str = ""
+    exponent: Annotated[float, Within(0, 1e3)] = 0.0
+    seed: int = 0
+    draw: int = 0
+    busiest: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +79,35 @@ class TraceInfo:
     the user should know of the capture, a line each.
     """
 
+    __pydantic_config__: ClassVar[Any] = STRICT
+
     model: str = ""
     job_fingerprint: str = ""
     job_settings: Mapping[str, str] = field(default_factory=dict)
     gpu: str = ""
     torch_version: str = ""
     torchtitan_version: str = ""
-    world_size: int = 1
-    rank: int = 0
-    local_batch_size: int | None = None
-    seq_len: int | None = None
-    tokens_per_step: int | None = None
-    flops_per_token: float | None = None
+    world_size: Degree = 1
+    rank: Annotated[int, Within(0, MOST_GPUS - 1)] = 0
+    local_batch_size: Count | None = None
+    seq_len: Count | None = None
+    tokens_per_step: Annotated[int, Within(0, _MOST)] | None = None
+    flops_per_token: Annotated[float, Within(0, 1e30)] | None = None
     parallelism: Parallelism = _ALONE
-    parameter_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parameter_shapes: Mapping[str, tuple[Size, ...]] = field(default_factory=dict)
     fsdp_units: tuple[str, ...] = ()
     checkpointing: str = ""
     own_checkpointing: str = ""
     selective_modules: tuple[str, ...] = ()
     preserve_rng_state: bool = True
     early_stop: bool = True
-    loss_chunks: int = 1
+    loss_chunks: Annotated[int, Within(1, MOST_LOSS_CHUNKS)] = 1
     compiled: bool = False
     matmul_allows_tf32: bool = False
     cudnn_allows_tf32: bool = True
     stage_outputs: tuple[TensorLayout, ...] | None = None
     cut: Cut | None = None
-    moe_load: Mapping[str, Any] | None = None
+    moe_load: LoadDraw | None = None
     traced: Mapping[str, TracedOperators] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -98,41 +118,18 @@ class TraceInfo:
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> TraceInfo:
-        """From such a document, which has been checked (`autosac.trace.checks`). Unknown names are ignored."""
-        known = {each.name for each in fields(TraceInfo)}
-        given = {name: value for name, value in document.items() if name in known}
-        for name, read in _READ.items():
-            if given.get(name) is not None:
-                given[name] = read(given[name])
-        return TraceInfo(**given)
+        """From such a document. ValueError, which says where it is wrong and how, if it is none."""
+        found = fitted(document, TraceInfo)
+        if isinstance(found, Fault):
+            raise ValueError(f"info.{found.text}" if found.place else found.text.replace("it", "info", 1))
+        return found
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Parallelism):
+    if isinstance(value, Parallelism | LoadDraw):
         return value._asdict()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def _layout(row: Any) -> TensorLayout:
-    shape, stride, dtype = row
-    return tuple(shape), tuple(stride), dtype
-
-
-def _operators(rows: Any) -> TracedOperators:
-    return tuple((name, tuple((tuple(shape), dtype) for shape, dtype in results)) for name, results in rows)
-
-
-_READ: dict[str, Any] = {
-    "parallelism": lambda degrees: Parallelism(**{k: v for k, v in degrees.items() if k in Parallelism._fields}),
-    "parameter_shapes": lambda shapes: {name: tuple(shape) for name, shape in shapes.items()},
-    "fsdp_units": tuple,
-    "selective_modules": tuple,
-    "notes": tuple,
-    "traced": lambda units: {name: _operators(rows) for name, rows in units.items()},
-    "stage_outputs": lambda rows: tuple(_layout(row) for row in rows),
-    "cut": lambda numbers: Cut(*numbers),
-}

@@ -14,23 +14,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from autosac.errors import HardwareError
 from autosac.estimator.calibration.gaussian import GaussianProcess
 from autosac.estimator.calibration.host_memory import HostMemory
 from autosac.estimator.calibration.shapes import ShapeFeatures, shape_of
 from autosac.estimator.cluster import Placement
 from autosac.estimator.models import CollectiveModel, Estimate
 from autosac.estimator.profiles import read_document
+from autosac.files.schema import STRICT, Keyed, Within
 from autosac.files.writing import write_text_atomically
 from autosac.trace import Signature
 
 _FORMAT, _SCHEMA = "autosac-calibrated", 1
 _COLLECTIVE_STD = 0.1
-_MOST = 1e30
+_LEAST, _MOST = 1e-30, 1e30
+Positive = Annotated[float, Within(_LEAST, _MOST)]
+NotNegative = Annotated[float, Within(0, _MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +43,14 @@ class Calibrated:
     best that was seen; `collectives`: (kind, ranks, bytes) -> ms; `memory`: of a CPU; `about`: date, versions, device.
     """
 
+    __pydantic_config__: ClassVar[Any] = STRICT
+
     device: str
-    overhead_ms: float
-    peak_flops: Mapping[str, float]
-    bandwidth: float
+    overhead_ms: NotNegative
+    peak_flops: Mapping[str, Positive]
+    bandwidth: Positive
     groups: Mapping[str, GaussianProcess]
-    collectives: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+    collectives: Annotated[Mapping[tuple[str, int, int], Positive], Keyed()] = field(default_factory=dict)
     memory: HostMemory | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,39 +79,7 @@ class Calibrated:
 @lru_cache(maxsize=8)
 def load_calibrated(path: str) -> Calibrated:
     """Read a file of fitted models. HardwareError if it is none, is damaged, or holds numbers that are not finite."""
-    document = read_document(path, "calibrated models", _FORMAT, _SCHEMA)
-    try:
-        return _parsed(document)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise HardwareError(f"{path} is damaged: {type(e).__name__}: {e}") from e
-
-
-def _parsed(document: dict[str, Any]) -> Calibrated:
-    memory = document["memory"]
-    if memory is not None:
-        memory = HostMemory(
-            fault_ns_per_byte=_number(memory["fault_ns_per_byte"], zero=True),
-            reuse_bytes=tuple(_number(v) for v in memory["reuse_bytes"]),
-            read_ns_per_byte=tuple(_number(v, zero=True) for v in memory["read_ns_per_byte"]),
-        )
-        if not memory.reuse_bytes or len(memory.reuse_bytes) != len(memory.read_ns_per_byte):
-            raise ValueError("reuse_bytes and read_ns_per_byte do not fit together")
-    return Calibrated(
-        device=str(document["device"]),
-        overhead_ms=_number(document["overhead_ms"], zero=True),
-        peak_flops={str(k): _number(v) for k, v in document["peak_flops"].items()},
-        bandwidth=_number(document["bandwidth"]),
-        groups={str(k): GaussianProcess.from_json(v) for k, v in document["groups"].items()},
-        collectives={(str(k), int(n), int(size)): _number(ms) for k, n, size, ms in document["collectives"]},
-        memory=memory,
-        about=document.get("about", {}),
-    )
-
-
-def _number(value: Any, *, zero: bool = False) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= _MOST or (value == 0 and not zero):
-        raise ValueError(f"{value!r} is not a number {'of at least' if zero else 'above'} 0 and at most {_MOST:g}")
-    return float(value)
+    return read_document(path, "calibrated models", _FORMAT, _SCHEMA, Calibrated)
 
 
 class CalibratedOperators:

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from autosac.files.schema import STRICT, Checked
 
 if TYPE_CHECKING:
     from sklearn.gaussian_process import GaussianProcessRegressor
@@ -32,16 +35,33 @@ _JITTER = 1e-6
 _NO_SAY = 1e6
 
 
+def _numbers(dimensions: int, rows: Any) -> Array | None:
+    """Lists of finite numbers as an array, if they nest so deeply."""
+    try:
+        found = np.array(rows, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if found.ndim == dimensions and np.isfinite(found).all() else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GaussianProcess:
     """A fitted process. `rel_std` is the standard deviation of the leave-one-out errors."""
 
-    points: Array
-    alpha: Array
-    scales: Array
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    points: Annotated[Array, Checked(partial(_numbers, 2), "a list of lists of numbers, of equal lengths")]
+    alpha: Annotated[Array, Checked(partial(_numbers, 1), "a list of numbers")]
+    scales: Annotated[Array, Checked(partial(_numbers, 1), "a list of numbers")]
     amplitude: float
     mean: float
     rel_std: float
+
+    def __post_init__(self) -> None:
+        if self.alpha.shape != self.points.shape[:1] or self.scales.shape != self.points.shape[1:]:
+            raise ValueError("points, alpha and scales do not fit together")
+        if (self.scales <= 0).any():
+            raise ValueError("a scale is not above 0")
 
     def predict(self, rows: Array) -> Array:
         """The mean of the process at each row."""
@@ -57,20 +77,6 @@ class GaussianProcess:
             "mean": self.mean,
             "rel_std": self.rel_std,
         }
-
-    @staticmethod
-    def from_json(document: dict[str, Any]) -> GaussianProcess:
-        """The inverse of `to_json`. KeyError, TypeError or ValueError if it is damaged or holds what is not finite."""
-        points = np.array(document["points"], dtype=np.float64)
-        alpha, scales = (np.array(document[key], dtype=np.float64) for key in ("alpha", "scales"))
-        numbers = [float(document[key]) for key in ("amplitude", "mean", "rel_std")]
-        if points.ndim != 2 or alpha.shape != points.shape[:1] or scales.shape != points.shape[1:]:
-            raise ValueError("points, alpha and scales do not fit together")
-        if not all(np.isfinite(part).all() for part in (points, alpha, scales, numbers)) or (scales <= 0).any():
-            raise ValueError("a number is not finite")
-        return GaussianProcess(
-            points=points, alpha=alpha, scales=scales, amplitude=numbers[0], mean=numbers[1], rel_std=numbers[2]
-        )
 
 
 def _matern(a: Array, b: Array, scales: Array) -> Array:

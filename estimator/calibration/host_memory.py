@@ -22,11 +22,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from autosac.estimator.work import tensor_bytes
+from autosac.files.schema import STRICT, Within
 from autosac.trace import Alloc, Free, Op, Trace
 
 _ALIGN, _OVERHEAD = 16, 80  # a chunk's header, and what posix_memalign(64) takes on top
@@ -44,9 +47,15 @@ class HostMemory:
     `read_ns_per_byte`: r(D) of the module's docstring.
     """
 
-    fault_ns_per_byte: float
-    reuse_bytes: tuple[float, ...]
-    read_ns_per_byte: tuple[float, ...]
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    fault_ns_per_byte: Annotated[float, Within(0, 1e30)]
+    reuse_bytes: Annotated[tuple[Annotated[float, Within(1e-30, 1e30)], ...], MinLen(1)]
+    read_ns_per_byte: tuple[Annotated[float, Within(0, 1e30)], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.reuse_bytes) != len(self.read_ns_per_byte):
+            raise ValueError("reuse_bytes and read_ns_per_byte do not fit together")
 
     def read_ns(self, distance_bytes: float) -> float:
         """r(D), interpolated in the logarithm of D."""

@@ -20,6 +20,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from autosac.integrations.operators.calling import signature_of
+
 _LANGUAGE = "triton.language"
 _UNKNOWN = (ast.Lambda, ast.FunctionDef, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Addresses that are contents of memory, and text that is handed to the assembler.
@@ -32,7 +34,7 @@ def written_arguments_of(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str
     written = written_parameters(function) if inspect.isfunction(function) else None
     if written is None:
         return None
-    names = list(inspect.signature(function).parameters)
+    names = list(signature_of(function).parameters)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return [value for name, value in given.items() if name in written]
 

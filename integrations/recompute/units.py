@@ -18,7 +18,6 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-import sys
 import types
 from typing import Any
 
@@ -26,15 +25,10 @@ import torch
 from torch import nn
 
 from autosac.errors import PlanError
+from autosac.integrations.operators.calling import signature_of
 
 _made: dict[tuple[type, type, str, str], type] = {}
 _originals: dict[type, type] = {}
-# Annotations may name what is imported for type checkers only, and are evaluated when they are asked for (Python 3.14).
-_AS_FAR_AS_KNOWN: dict[str, Any] = {}
-if sys.version_info >= (3, 14):
-    import annotationlib
-
-    _AS_FAR_AS_KNOWN["annotation_format"] = annotationlib.Format.FORWARDREF
 _COMPILERS = "_torchdynamo"  # what the compiler has noted about a function is about its own code
 
 
@@ -140,7 +134,7 @@ def _tell(function: Any, original: type, own: Any, shown: inspect.Signature | No
 def _signature(forward: Any, *, is_bound: bool) -> inspect.Signature | None:
     """How the forward is called, with the module first; None if it does not tell."""
     try:
-        shown = inspect.signature(forward, **_AS_FAR_AS_KNOWN)
+        shown = signature_of(forward)
         if not is_bound:
             return shown
         module = inspect.Parameter("self_" if "self" in shown.parameters else "self", inspect.Parameter.POSITIONAL_ONLY)

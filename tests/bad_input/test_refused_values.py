@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +19,11 @@ from autosac.configurations.space.layout import USUAL_STAGES
 from autosac.configurations.space.offers import Offer, offers_of
 from autosac.configurations.space.space import Space
 from autosac.configurations.space.splits import balanced_split
-from autosac.errors import CaptureError, HardwareError, SimulationError, UsageError
+from autosac.errors import CaptureError, SimulationError, UsageError
 from autosac.estimator import AlphaBeta, ChunkProfile, LogSigmoid, load_hardware
 from autosac.estimator.cluster import Placement
 from autosac.estimator.nccl import choose
 from autosac.estimator.network.flows import FlowModel
-from autosac.estimator.profiled import ProfiledModel
 from autosac.estimator.sac_curves import evaluate, upper_bound
 from autosac.files.documents import DocumentError, parse_toml
 from autosac.limits import MOST_GPUS
@@ -261,18 +258,6 @@ def test_packages_have_no_other_names(name: str) -> None:
     module = importlib.import_module(name)
     with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nonsense'"):
         _ = module.nonsense
-
-
-@pytest.mark.parametrize("row", [["k", 0, 0.1], ["k", 1.0, -0.1], ["k", 1.0], ["k", True, 0.1], [1, 1.0, 0.1], "row"])
-def test_measured_operators_that_are_none(row: Any, tmp_path: Path) -> None:
-    """Key, positive milliseconds, relative error: anything else names the file and the row."""
-    path = tmp_path / "measured.json"
-    document = {"format": "autosac-measured", "schema": 1, "operators": [["k", 1.0, 0.0], row]}
-    path.write_text(json.dumps(document))
-    with pytest.raises(HardwareError) as error:
-        ProfiledModel.load(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert str(error.value).endswith("is not [key, milliseconds > 0, relative error >= 0]")
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

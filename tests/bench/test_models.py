@@ -24,7 +24,6 @@ ONE = (Configuration(name="C1", arguments=()),)
         ({"make_step": "a:"}, "model 'm': make_step 'a:' is not of the form module:function"),
         ({"make_step": "a:b", "configurations": ()}, "model 'm' has no configurations"),
         ({"job": "j", "configurations": (*ONE, *ONE)}, "C1"),
-        ({"job": "j", "world_size": 0}, "model 'm': the world size must be at least 1"),
         ({"make_step": "a:b", "world_size": 2}, "model 'm': an eager model runs on one GPU"),
     ],
 )

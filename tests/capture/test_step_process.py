@@ -70,8 +70,8 @@ def test_a_capture_that_dies_is_one_failure(tmp_path: Path) -> None:
     for action, why in (
         ("exit", "the capture process ended early with exit code 3"),
         ("exit", "the capture process ended early with exit code 3"),
-        ("kill", r"the process of captures was ended by signal 9 \(SIGKILL\)"),
-        ("nothing", "the process of captures has ended"),
+        ("kill", r"the capture process was ended by signal 9 \(SIGKILL\)"),
+        ("nothing", "the capture process has ended"),
     ):
         todo.write_text(action)
         with pytest.raises(CaptureError, match=why):

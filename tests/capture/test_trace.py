@@ -27,6 +27,7 @@ from autosac.trace import (
     Group,
     HostWait,
     Label,
+    LoadDraw,
     ModuleEnter,
     ModuleExit,
     Op,
@@ -80,7 +81,7 @@ def trace_of(prologue: tuple[Event, ...] = (StepBegin(1), Alloc(0)), events: tup
             fsdp_units=("layers.0",),
             stage_outputs=(((2, 3), (3, 1), "bfloat16"),),
             cut=Cut(3, 1, 40),
-            moe_load={"kind": "uniform", "draw": 2},
+            moe_load=LoadDraw(kind="uniform", draw=2),
             early_stop=False,
             matmul_allows_tf32=True,
         ),
@@ -256,7 +257,7 @@ def test_an_unknown_entry_is_named(tmp_path: Path) -> None:
     """What a trace is of has the entries of its type, and no other; markup and control characters are shown, not obeyed."""
     path = tmp_path / "trace"
     damaged(path, lambda document: document["info"].update({"odd\0 [/bold]": [None]}))
-    assert "info.odd\\x00 [/bold] is [None]: expected no entry of this name" in complaint(path)
+    assert "info.odd\\x00 [/bold] is not a known key" in complaint(path)
 
 
 def test_failed_save_leaves_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.bounds.chains import layer_number
+from autosac.configurations.bounds.chains import layer_of_name
 from autosac.configurations.bounds.hosts import NO_HOST, HostTimes, host_bound_ms, hosts_of
 from autosac.configurations.space.layout import Layout
 from autosac.runtime_sim.host import host_costs
@@ -101,8 +101,8 @@ def paid_ms(step: Step) -> float:
 def known(cut: Step, leading: int, total: int) -> HostTimes:
     """By a step of the leading layers and those behind them, which repeat."""
     simulation = simulated(cut)
-    present = sorted({layer_number(name) for name in simulation.trace.info.parameter_shapes} - {-1})
-    layer_of = [layer_number(name) for name in simulation.trace.modules]
+    present = sorted({layer_of_name(name) for name in simulation.trace.info.parameter_shapes} - {-1})
+    layer_of = [layer_of_name(name) for name in simulation.trace.modules]
     return hosts_of(simulation, layer_of, present, present[leading:], total)
 
 

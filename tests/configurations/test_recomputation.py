@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, products_frontier, rerun_ms
+from autosac.configurations.bounds.recomputation import (
+    LayerForward,
+    Made,
+    Run,
+    operators_frontier,
+    products_frontier,
+    rerun_ms,
+)
 
 
 @st.composite
@@ -43,7 +50,7 @@ def test_no_plan_recomputes_less_than_the_frontier(products: bool, forward: Laye
     """Whatever is kept, also what the backward does not need, costs at least what its bytes cost on the frontier; so do the
     products alone.
     """
-    pieces = products_frontier(forward) if products else frontier(forward)
+    pieces = products_frontier(forward) if products else operators_frontier(forward)
     assert sum(nbytes for nbytes, _ in pieces) == forward.needed_bytes
     rates = [ms / nbytes for nbytes, ms in pieces]
     assert all(a <= b * (1 + 1e-6) + 1e-9 for a, b in itertools.pairwise(rates))
@@ -59,7 +66,7 @@ def test_no_plan_recomputes_less_than_the_frontier(products: bool, forward: Laye
 def test_a_tensor_that_was_not_kept_is_made_again_too() -> None:
     """A product (5 ms) whose result only a rotation (1 ms) reads: to free the rotation's result, both run again."""
     forward = LayerForward((Run(5, "mm", ()), Run(1, "rotate", ((0, 0),))), (Made(8, False, 0), Made(8, True, 1)))
-    assert frontier(forward) == ((8, pytest.approx(6, rel=1e-5)),)
+    assert operators_frontier(forward) == ((8, pytest.approx(6, rel=1e-5)),)
     assert products_frontier(forward) == ((8, 0.0),)
     assert rerun_ms(forward, lambda name: name == "mm") == 1
     assert rerun_ms(forward, lambda _: False) == 6
@@ -68,6 +75,6 @@ def test_a_tensor_that_was_not_kept_is_made_again_too() -> None:
 def test_an_operator_with_two_results_runs_once() -> None:
     """Attention with 8 and 2 bytes in 5 ms: to free all costs 5 ms."""
     forward = LayerForward((Run(5, "attention", ()),), (Made(8, True, 0), Made(2, True, 0)))
-    pieces = frontier(forward)
+    pieces = operators_frontier(forward)
     assert math.isclose(sum(ms for _, ms in pieces), 5, rel_tol=1e-5)
     assert sum(nbytes for nbytes, _ in pieces) == 10

@@ -42,6 +42,15 @@ def test_a_pair_of_settings_is_to_blame() -> None:
     assert refusals.reason(unseen) == "no such attention", "with a context degree of two it always was"
 
 
+def test_a_layout_with_nothing_else_is_refused() -> None:
+    """It has exactly what the refused ones have in common, and nothing was ever taken."""
+    refusals = Refusals()
+    for layout in layouts(tensor=(2,), context=(1, 2), expert=(1, 2), microbatch=(1, 2)):
+        refusals.refused(layout, "no")
+    assert refusals.reason(Layout(gpu="h100", tensor=2, microbatch=4)) == "no"
+    assert refusals.reason(Layout(gpu="h100", microbatch=4)) is None
+
+
 def test_seven_are_too_few() -> None:
     """A layout is tried until eight with one of its features were refused for one reason."""
     refusals = Refusals()

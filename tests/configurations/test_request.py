@@ -83,7 +83,7 @@ def test_help_tells_the_requests_defaults(capsys: pytest.CaptureFixture[str]) ->
     [
         ({"offers": ()}, "offers: name the GPUs"),
         ({"offers": (H100, Offer(gpu="h100-sxm-80gb", world_size=4))}, "h100-sxm-80gb is offered twice"),
-        ({"objective": "cost-per-token"}, "needs the price of one h100-sxm-80gb for an hour"),
+        ({"objective": "cost-per-token"}, "needs the price of one h100-sxm-80gb per hour"),
         ({"gap": 1.0}, "gap 1.0: expected a share"),
         ({"global_batch": 0}, "global_batch 0: expected 1 or more"),
         ({"workers": -1}, "workers -1: expected 0 or more"),

@@ -242,7 +242,7 @@ def test_the_command_writes_a_job_that_takes_the_step_it_says(
         (["--gpus", "h100-sxm-80gb"], "expected NAME:COUNT"),
         (
             ["--gpus", "h100-sxm-80gb:2", "--objective", "cost-per-token"],
-            "needs the price of one h100-sxm-80gb for an hour",
+            "needs the price of one h100-sxm-80gb per hour",
         ),
         (["--gpus", "h100-sxm-80gb:2", "--price", "h200=1"], "there are no such GPUs"),
         (["--gpu", "h100-sxm-80gb", "--space", "none.toml"], "No such file"),

@@ -66,7 +66,7 @@ def test_a_full_disk_and_a_study_that_is_gone_are_one_line(tmp_path: Path, monke
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    remedy = f"--resume {tmp_path}/s continues once that is mended"
+    remedy = f"--resume {tmp_path}/s continues once that is fixed"
     with monkeypatch.context() as patch:
         patch.setattr(JournalFileBackend, "append_logs", full)
         with pytest.raises(UsageError, match=f"^study {tmp_path}/s: No space left on device; {remedy}$"):

@@ -73,17 +73,17 @@ def test_a_users_cluster_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("intra_gbps = 0", "intra_gbps must be above 0"),
-        ("inter_gbps = inf", "inter_gbps must be a finite number"),
-        ("gpus_per_node = -8", "gpus_per_node must be above 0"),
-        ("oversubscription = 0.5", "oversubscription must be at least 1"),
+        ("intra_gbps = 0", "intra_gbps must be a number from 0.0001 to 1e\\+07, not 0$"),
+        ("inter_gbps = inf", "inter_gbps must be a number from 0.0001 to 1e\\+07, not inf$"),
+        ("gpus_per_node = -8", "gpus_per_node must be a whole number from 1 to 4096, not -8$"),
+        ("oversubscription = 0.5", "oversubscription must be a number from 1 to 1e\\+07, not 0.5$"),
         ("racks = 3", "racks is not a known key$"),
-        ("inter_gpbs = 100.0", "inter_gpbs is not a known key; inter_gbps is$"),
+        ("inter_gpbs = 100.0", "inter_gpbs is not a known key: did you mean inter_gbps\\?$"),
         ('intra_links = "ring"', "intra_links must be switch or mesh, not 'ring'"),
         ("rail_optimized = 1", "rail_optimized must be true or false, not 1"),
-        ("uplinks_per_leaf = -1", "uplinks_per_leaf must be at least 0"),
+        ("uplinks_per_leaf = -1", "uplinks_per_leaf must be a whole number from 0 to 4096, not -1$"),
         ("uplinks_per_leaf = 8", "uplinks_per_leaf needs nodes_per_rack"),
-        ("gpu_spread = 0.6", "gpu_spread must be from"),
+        ("gpu_spread = 0.6", "gpu_spread must be 0 or a number from 0.0001 to 0.5, not 0.6$"),
     ],
 )
 def test_a_wrong_cluster_file_names_the_key(tmp_path: Path, line: str, message: str) -> None:

@@ -194,6 +194,15 @@ def test_no_step_is_shorter_than_what_is_known_of_it(
     assert total_ms <= least_ms <= real_ms * (1 + 1e-9) + 1e-9
 
 
+def test_the_least_time_solves_its_equation() -> None:
+    """At 60 % of the TDP, 0.5 ms of products and 0.2 ms of others: at a clock f, c (M / f + R) = p M f^(2/3 ...) + q R."""
+    budget = budget_of(replace(H100, power_limit_w=0.6 * 700))
+    took_ms = least_sustained_ms(budget, 0.5, 0.7)
+    clock = 0.5 / (took_ms - 0.2)
+    assert 0.25 < clock < 1
+    assert power_share(clock, Mix(0.5, 0.0, 0.2)) == pytest.approx(0.6, rel=1e-6)
+
+
 def test_products_alone_take_as_long_as_their_clock_lets_them() -> None:
     """At 500 W they run at 0.75 of the clock; beside as much of others they are not slowed down at all at 560 W."""
     assert least_sustained_ms(budget_of(replace(H100, power_limit_w=500)), 3.0, 3.0) == pytest.approx(4.0, rel=1e-3)

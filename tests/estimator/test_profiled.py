@@ -51,8 +51,8 @@ def test_the_key_tells_layouts_and_arguments_apart(mm: Callable[..., Signature])
         ("[]", "not a file of measured operators"),
         ('{"format": "autosac-measured", "schema": 9}', "has schema 9"),
         ('{"format": "autosac-measured", "schema": 1, "operators": [["k", NaN, 0]]}', "NaN is not a number"),
-        ('{"format": "autosac-measured", "schema": 1, "operators": [["k", 0, 0]]}', "milliseconds > 0"),
-        ('{"format": "autosac-measured", "schema": 1, "operators": [["k", 1]]}', "milliseconds > 0"),
+        ('{"format": "autosac-measured", "schema": 1, "operators": [["k", 0, 0]]}', "expected a number from 1e-12"),
+        ('{"format": "autosac-measured", "schema": 1, "operators": [["k", 1]]}', "is missing"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -64,6 +64,17 @@ def of_fields() -> Iterator[str]:
                     yield f"{module.__name__.removeprefix('autosac.')} {kind.__qualname__}.{name} = {value!r}"
 
 
+def of_hidden() -> Iterator[str]:
+    """Fields of dataclasses that are not shown by `repr`, or not compared."""
+    for module in modules():
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__ and is_dataclass(kind):
+                for field in fields(kind):
+                    place = f"{module.__name__.removeprefix('autosac.')} {kind.__qualname__}.{field.name}"
+                    yield from [f"{place} is not shown"] if not field.repr else []
+                    yield from [f"{place} is not compared"] if not field.compare else []
+
+
 def of_parameters() -> Iterator[str]:
     """Of every parameter of the functions and methods that other modules call."""
     for module in modules():
@@ -86,6 +97,6 @@ def of_parameters() -> Iterator[str]:
 
 def test_defaults() -> None:
     """Where they are numbers, texts, truth values, None, or tuples of such."""
-    lines = [*of_fields(), *of_parameters()]
+    lines = [*of_fields(), *of_hidden(), *of_parameters()]
     assert len(lines) > 400
     check(Path(__file__).with_name("defaults.txt"), "\n".join(sorted(set(lines))))

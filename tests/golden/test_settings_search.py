@@ -146,7 +146,7 @@ def test_a_function_that_fails_is_a_row(step: Callable[[str], Simulation]) -> No
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (["a"], r"space: \['a'\] is no mapping"),
+        (["a"], r"space: \['a'\] is not a mapping"),
         ({"a": 3}, "space: a is 3: give a list"),
         ({"a": "12"}, "space: a is '12': give a list"),
     ],
@@ -165,7 +165,7 @@ def test_work_that_cannot_be_told_is_one_line(step: Callable[[str], Simulation])
         goal = Goal(budget_bytes=2**40, budget_kind="active")
         return EagerSearch([choice], lambda _: Captures(step("observed")), work, lambda _: goal, lambda _: None).run()  # type: ignore[arg-type,return-value]
 
-    with pytest.raises(UsageError, match=r"work of \{'batch': 4\} cannot be told: KeyError: 'tokens'"):
+    with pytest.raises(UsageError, match=r"work of \{'batch': 4\} failed: KeyError: 'tokens'"):
         search(lambda settings: settings["tokens"])
     with pytest.raises(UsageError, match=r"is 'x': it must be a number above 0"):
         search(lambda settings: "x")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -174,3 +177,13 @@ def test_a_unit_with_a_kernel_that_is_known(lab: Any, keep: set[str], is_given: 
     _LAUNCHES.clear()
     assert lab.same(tuple(step(planned)), tuple(expected))
     assert len(_LAUNCHES) == launches
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated where they are written")
+def test_annotations_that_only_type_checkers_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's annotations may name what is not there: only its parameters' names matter."""
+    (tmp_path / "typed_kernels.py").write_text("def typed(a: Unknown, out: Unknown):\n    tl.store(out, tl.load(a))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("typed_kernels")
+    module.tl = tl
+    assert written_arguments_of(SimpleNamespace(fn=module.typed), ("here", "there"), {}) == ["there"]

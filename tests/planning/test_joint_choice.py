@@ -77,14 +77,14 @@ class Stage:
             world_size=STAGES,
             rank=self.rank,
         )
-        simulation = Simulation(trace=trace, target=TARGET)
         count = len(self.ms)
-        vars(simulation)["pricing"] = Pricing(
+        prices = Pricing(
             event_ms=np.array(self.ms),
             source=("given",),
             event_source=np.zeros(count, dtype=np.int16),
             event_rel_std=np.zeros(count, dtype=np.float32),
         )
+        simulation = Simulation(trace=trace, target=TARGET, other_prices=prices)
         return Candidate(plan=Plan(made_for=MADE_FOR, units=()), simulation=simulation)
 
 

@@ -135,8 +135,7 @@ class Deceived:
             return simulation
         free = [getattr(event, "phase", None) is Phase.RECOMPUTE for event in simulation.trace.events]
         event_ms = np.where(free, 0.0, simulation.pricing.event_ms)
-        made_up = replace(simulation)
-        vars(made_up)["pricing"] = replace(simulation.pricing, event_ms=event_ms)
+        made_up = replace(simulation, other_prices=replace(simulation.pricing, event_ms=event_ms))
         self.made_up.append(made_up)
         return made_up
 

@@ -65,6 +65,16 @@ def test_what_is_hidden_is_measured(make_job: MakeJob) -> None:
     assert all(cost.floor_ms == 0 and cost.plain_ms is None for cost in costs)
 
 
+def test_shares_of_executions(make_job: MakeJob) -> None:
+    """Nothing is at no event, everything at all events; one event of a backward is that of one unit."""
+    planner = Planner(make_job().observed(), goal(1))
+    costs = StepCosts(planner.base, planner.problem, [4.5] * 4, [2] * 4)
+    events = range(len(planner.base.trace.events))
+    assert costs.shares(()) == (0.0,) * 4 and costs.shares(events) == (1.0,) * 4
+    alone = {costs.shares([event]) for event in events} - {(0.0,) * 4}
+    assert alone == {tuple(float(i == j) for j in range(4)) for i in range(4)}
+
+
 def test_what_was_hidden_stays_known_where_less_is_recomputed(make_job: MakeJob) -> None:
     """3 ms hide, of sixteenths of 4.5 ms ten. 1 ms that hides as a whole says nothing of the rest; of 4 ms, 1 is felt: no more
     than 3 can be hidden, whatever was thought before.

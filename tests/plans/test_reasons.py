@@ -46,7 +46,7 @@ KEEP = decision(True, 9.0)
         (decision(False, 4.5), "cheap to recompute"),
         (decision(False, 6.05), "break-even"),
         (decision(False, 9.0), "needed to fit"),
-        (decision(True, 3.0), "required, or memory was left"),
+        (decision(True, 3.0), "required, or memory to spare"),
         (decision(False, 0.0), "free to recompute"),
         (decision(True, 0.0), "must be kept"),
         (decision(True, 1.0, 0), "needs no memory"),
@@ -77,8 +77,8 @@ def test_reasons_are_part_of_the_file(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda document: document["reasons"][0].update(objective="luck"), r"\$.reasons\[0\].objective"),
-        (lambda document: document["reasons"][0]["binding"].append(["x"]), r"\$.reasons\[0\].binding\[2\]"),
+        (lambda document: document["reasons"][0].update(objective="luck"), r"damaged: reasons\[0\].objective"),
+        (lambda document: document["reasons"][0]["binding"].append(["x"]), r"damaged: reasons\[0\].binding\[2\]"),
     ],
 )
 def test_damaged_reasons_are_refused(plan: Plan, damage: Callable[[dict], None], message: str) -> None:

@@ -43,7 +43,7 @@ class FSDPUnits:
     """The FSDP units of a model, by their groups of parameters; none if it has none."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._groups = groups_of(model)
+        self._groups = fsdp_groups(model)
         self._places = {id(group): place for place, group in enumerate(self._groups)}
 
     @property
@@ -125,7 +125,7 @@ class FSDPUnits:
             del group._post_forward_indices[len(group._post_forward_indices) - count :]
 
 
-def groups_of(model: torch.nn.Module) -> list[Any]:
+def fsdp_groups(model: torch.nn.Module) -> list[Any]:
     """The groups of parameters that FSDP gathers together, in the order of their modules."""
     from torch.distributed.fsdp import FSDPModule
 

@@ -99,7 +99,7 @@ class StepProcess(Generic[Request]):
             with contextlib.suppress(ChildProcessError):  # it was closed
                 why = how_it_ended(_waited(self._pid))
             self.close()
-            raise CaptureError(f"the process of captures {why}") from None
+            raise CaptureError(f"the capture process {why}") from None
         except BaseException:
             self.close()
             raise

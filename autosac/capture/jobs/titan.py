@@ -37,7 +37,7 @@ from autosac.integrations.operators import modules
 from autosac.plans import Plan
 from autosac.titan.settings import check_settings, compiles_model
 from autosac.titan.version import has_python_jobs, installed_version
-from autosac.trace import Parallelism, Trace, TraceInfo
+from autosac.trace import LoadDraw, Parallelism, Trace, TraceInfo
 
 
 def installed_adapter() -> TitanAdapter:
@@ -169,7 +169,7 @@ def _info(
         preserve_rng_state=job.preserve_rng_state,
         early_stop=job.early_stop,
         loss_chunks=job.loss_chunks,
-        moe_load=None if request.moe_load.is_balanced else asdict(request.moe_load),
+        moe_load=None if request.moe_load.is_balanced else LoadDraw(**asdict(request.moe_load)),
         job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,
         notes=(*notes_of(config, settings, job.validates, compiled=known.compiled), *job.notes),

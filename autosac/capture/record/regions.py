@@ -11,7 +11,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autosac.capture.record.recorder import Recorder
-from autosac.capture.record.signatures import is_random, is_view, mutated_arguments, scalar_arguments, tensor_meta
+from autosac.capture.record.signatures import (
+    is_random,
+    launches_nothing,
+    mutated_arguments,
+    scalar_arguments,
+    tensor_meta,
+)
 from autosac.integrations.observe import RegionRecorder
 from autosac.integrations.operators.modules import clean_name, unwrapped
 from autosac.integrations.recompute.entries import Observer, TracedOperator
@@ -213,7 +219,7 @@ class _OpenRegion:
                 outputs=tuple(tensor_meta(t, recorder.target) for t in returned),
                 first=first,
                 last=last,
-                is_view=is_view(func) and not created,
+                is_view=launches_nothing(func) and not created,
                 is_random=is_random(func, scalar_arguments(func, args, kwargs)),
                 must_save=to_host or dynamic or op in _MUST_SAVE,
                 created=tuple(created),

@@ -61,7 +61,7 @@ def operator_name(func: Any) -> str:
 
 
 @per_operator
-def is_view(func: Any) -> bool:
+def launches_nothing(func: Any) -> bool:
     """The operator launches nothing on the device."""
     metadata = torch.Tag.inplace_view in getattr(func, "tags", ()) or operator_name(func) in _METADATA_ONLY
     return metadata or bool(getattr(func, "is_view", False)) or _is_question(func)
@@ -151,7 +151,7 @@ class SignatureTable:
             inputs=tuple(tensor_meta(t, self.target) for t in inputs),
             outputs=tuple(tensor_meta(t, self.target) for t in outputs),
             arguments=arguments,
-            is_view=is_view(func),
+            is_view=launches_nothing(func),
             is_random=is_random(func, arguments),
             mutates=self._mutated_positions(func, args, kwargs),
         )

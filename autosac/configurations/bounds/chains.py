@@ -7,25 +7,24 @@ the shards. Neither host nor interference shortens a chain, so the sum is a lowe
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from autosac.configurations.bounds.sharding import COPIES
+from autosac.plans.layers import layer_number
 from autosac.trace import Collective, Op, Phase, Trace, WorkWait
 
 COMPUTE = 0  # the stream that models run on
 NO_LAYER = -1
 PHASES = (Phase.FORWARD, Phase.BACKWARD)
-_IN_LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
 _SHARDS_OWN = (*COPIES, "c10d.", "_c10d_functional.")
 
 
-def layer_number(name: str) -> int:
+def layer_of_name(name: str) -> int:
     """The layer of a module or parameter; NO_LAYER if it belongs to none."""
-    place = _IN_LAYER.match(name)
-    return int(place[1]) if place else NO_LAYER
+    number = layer_number(name)
+    return NO_LAYER if number is None else number
 
 
 class ChainTimes(NamedTuple):

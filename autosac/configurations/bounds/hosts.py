@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES, layer_number
+from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES, layer_of_name
 from autosac.configurations.space.layout import Layout
 from autosac.runtime_sim.host import host_costs, listed_us
 from autosac.simulation import Simulation
@@ -78,7 +78,7 @@ def hosts_of(
     own: dict[int, float] = defaultdict(float)
     kept: dict[int, float] = defaultdict(float)
     once = dict.fromkeys((Phase.OTHER, Phase.OPTIMIZER), 0.0)
-    parameters = [layer_number(name) for name in trace.info.parameter_shapes]
+    parameters = [layer_of_name(name) for name in trace.info.parameter_shapes]
     more = (total - len(present)) * sum(map(parameters.count, repeating)) / max(1, len(repeating))
     event: Any
     for event, ms in zip(trace.events, costs_ms, strict=True):

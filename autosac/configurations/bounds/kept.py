@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES
-from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, frontier, products_frontier
+from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, operators_frontier, products_frontier
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace
 
 _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
@@ -46,7 +46,7 @@ class Kept(NamedTuple):
 
     def items(self) -> tuple[tuple[int, float], ...]:
         """(bytes, least milliseconds that recomputing them takes)."""
-        return (*((size, math.inf) for size in self.fixed), *frontier(self.forward))
+        return (*((size, math.inf) for size in self.fixed), *operators_frontier(self.forward))
 
     def products(self) -> tuple[tuple[int, float], ...]:
         """(bytes, least milliseconds of products that recomputing them takes)."""

@@ -9,11 +9,11 @@ runs again; whoever runs again needs what it read, which is kept or made again i
                 k_T + y_o >= y_q        q read T, which o had made by then
                 sum over T of  s_T k_T <= room,     y and k from 0 to 1
 
-Every plan gives a solution, so the least sum is a lower bound of its recomputation (`frontier`). It is a convex function of
-the room, piecewise linear: it is known from its tangents, and whatever tangents have been found bound it from below. With
-c_o = 0 for what is no matrix product, it is a lower bound of the products that run again (`products_frontier`). Of a tensor
-that several operators wrote, the one that took longest of those counts; the others are left out. What a layer reads from
-elsewhere is there.
+Every plan gives a solution, so the least sum is a lower bound of its recomputation (`operators_frontier`). It is a
+convex function of the room, piecewise linear: it is known from its tangents, and whatever tangents have been found
+bound it from below. With c_o = 0 for what is no matrix product, it is a lower bound of the products that run again
+(`products_frontier`). Of a tensor that several operators wrote, the one that took longest of those counts; the others
+are left out. What a layer reads from elsewhere is there.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class _Line(NamedTuple):
         return self.value + self.slope * (room - self.at)
 
 
-def frontier(forward: LayerForward) -> tuple[tuple[int, float], ...]:
+def operators_frontier(forward: LayerForward) -> tuple[tuple[int, float], ...]:
     """(bytes, milliseconds) of how recomputation grows as less is kept: the cheapest bytes first, down to nothing."""
     return _frontier(forward, [run.ms for run in forward.runs])
 
 
 def products_frontier(forward: LayerForward) -> tuple[tuple[int, float], ...]:
-    """As `frontier`, of the matrix products that run again at least."""
+    """As `operators_frontier`, of the matrix products that run again at least."""
     return _frontier(forward, [run.ms if run.is_product else 0.0 for run in forward.runs])
 
 

@@ -27,7 +27,7 @@ from autosac.configurations.bounds.chains import (
     ChainTimes,
     Sums,
     chain_of,
-    layer_number,
+    layer_of_name,
     parts,
     sums,
 )
@@ -183,7 +183,7 @@ class _Layers(NamedTuple):
 
 
 def _layers_of(info: TraceInfo) -> _Layers:
-    present = sorted({layer_number(name) for name in info.parameter_shapes} - {NO_LAYER})
+    present = sorted({layer_of_name(name) for name in info.parameter_shapes} - {NO_LAYER})
     if info.cut is None:
         return _Layers(present, [], present, len(present))
     repeating = present[-info.cut.period :]
@@ -195,14 +195,14 @@ def sheet_of(simulation: Simulation) -> Sheet:
     trace = simulation.trace
     info = trace.info
     event_ms = simulation.pricing.event_ms.tolist()
-    layer_of = [layer_number(name) for name in trace.modules]
+    layer_of = [layer_of_name(name) for name in trace.modules]
     members = chain_of(trace, event_ms)
     chain, waits = parts(members, layer_of), sums(members, layer_of, lambda member: member.transfer)
     kinds = kinds_of(trace, simulation.pricing, simulation.target.hardware)
     products = sums(members, layer_of, lambda member: bool(kinds.matrix[member.event]))
     present, leading, repeating, total = _layers_of(info)
     added = total - len(present)  # layers that are not there
-    numbers = [(layer_number(name), math.prod(shape)) for name, shape in info.parameter_shapes.items()]
+    numbers = [(layer_of_name(name), math.prod(shape)) for name, shape in info.parameter_shapes.items()]
     parameters = {layer: sum(n for number, n in numbers if number == layer) for layer in (NO_LAYER, *present)}
 
     def average(of_layers: Mapping[int, float]) -> float:

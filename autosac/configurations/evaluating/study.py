@@ -90,7 +90,7 @@ class Study:
                 yield
         except OSError as e:
             why = e.strerror or e
-            raise UsageError(f"study {self.folder}: {why}; --resume {self.folder} continues once that is mended") from e
+            raise UsageError(f"study {self.folder}: {why}; --resume {self.folder} continues once that is fixed") from e
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         with self._there():

@@ -21,7 +21,7 @@ class Offer:
         gpu: the name of a known GPU, or the path of a profile.
         world_size: how many of them.
         cluster: the name of a known cluster, or the path of a profile; None: the usual one of the GPU.
-        price: of one GPU for an hour, in any currency; 0 if not said.
+        price: of one GPU per hour, in any currency; 0 if not said.
     """
 
     gpu: str
@@ -51,7 +51,7 @@ def check_offers(offers: Sequence[Offer], objective: Objective) -> None:
     unpriced = [offer.gpu for offer in offers if not offer.price]
     if objective == "cost-per-token" and unpriced:
         raise UsageError(
-            f"objective cost-per-token needs the price of one {unpriced[0]} for an hour (--price {unpriced[0]}=PRICE)"
+            f"objective cost-per-token needs the price of one {unpriced[0]} per hour (--price {unpriced[0]}=PRICE)"
         )
 
 

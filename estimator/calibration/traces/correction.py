@@ -34,9 +34,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from annotated_types import Len
 from numpy.typing import NDArray
 
 from autosac.errors import HardwareError
@@ -45,6 +46,7 @@ from autosac.estimator.cluster import Placement
 from autosac.estimator.models import CollectiveModel, Estimate, OperatorModel, first_estimates
 from autosac.estimator.profiles import read_document
 from autosac.estimator.work import base_name, crosses_to_host, family
+from autosac.files.schema import STRICT, Pairs, Within
 from autosac.files.writing import write_text_atomically
 from autosac.trace import Signature
 
@@ -195,32 +197,35 @@ def _kernel(levels: Mapping[str, float]) -> Any:
     return kernel + WhiteKernel(levels["noise"], "fixed")
 
 
+_Level = Annotated[float, Within(1e-6, 1e3)]
+_Features = Annotated[tuple[Annotated[float, Within(-200, 200)], ...], Len(_FEATURES, _FEATURES)]
+_Rows = tuple[tuple[str, str, _Features, Annotated[float, Within(-30, 30)], Annotated[float, Within(1e-12, 1e6)]], ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a file of corrections holds: levels, and rows of family, operator, features, log ratio and variance."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    levels: Annotated[tuple[tuple[str, _Level], ...], Pairs(tuple(_LEVELS))]
+    rows: Annotated[_Rows, Len(1, _MOST_ROWS)]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if missing := [name for name in _LEVELS if name not in dict(self.levels)]:
+            raise ValueError(f"levels.{missing[0]} is missing")
+
+
 @lru_cache(maxsize=8)
 def load_correction(path: str) -> Correction:
     """Read a file of corrections. HardwareError if it is none, is damaged, or holds numbers that are not finite."""
-    document = read_document(path, "corrections", _FORMAT, _SCHEMA)
-    try:
-        levels = {name: _number(document["levels"][name], 1e-6, 1e3) for name in _LEVELS}
-        rows = tuple(_observed(row) for row in document["rows"])
-        if not 0 < len(rows) <= _MOST_ROWS:
-            raise ValueError(f"{len(rows)} rows")
-        return Correction(rows, levels, document.get("about", {}))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise HardwareError(f"{path} is damaged: {type(e).__name__}: {e}") from e
-
-
-def _observed(row: Any) -> Observed:
-    kind, operator, features, log_ratio, variance = row
-    if not isinstance(kind, str) or not isinstance(operator, str) or len(features) != _FEATURES:
-        raise ValueError("a row is not [family, operator, features, log ratio, variance]")
-    point = SignaturePoint(kind, operator, tuple(_number(f, -200.0, 200.0) for f in features))
-    return Observed(point, _number(log_ratio, -30.0, 30.0), _number(variance, 1e-12, 1e6))
-
-
-def _number(value: Any, least: float, most: float) -> float:
-    if type(value) not in (int, float) or not least <= value <= most:
-        raise ValueError(f"{value!r} is not a number from {least:g} to {most:g}")
-    return float(value)
+    found = read_document(path, "corrections", _FORMAT, _SCHEMA, _File)
+    observed = tuple(
+        Observed(SignaturePoint(family, operator, features), log_ratio, variance)
+        for family, operator, features, log_ratio, variance in found.rows
+    )
+    return Correction(observed, dict(found.levels), found.about)
 
 
 # ---- the models ------------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def test_what_cannot_be_measured_is_listed(tmp_path: Path, op: Callable[..., Any
     assert len(reasons) == 4 and "aten.no_such.other 1 2 3" in result.skipped
     assert reasons[0].startswith("RuntimeError") and reasons[1].startswith("it needs 8192.0 GiB")
     assert "has no operator" in reasons[2] and "has no operator" in reasons[3]
+    assert float(torch.tensor(1e-40) * 2) > 0  # the smallest numbers are no zeros again
 
 
 def test_a_second_start_measures_the_rest(tmp_path: Path, op: Callable[..., Any], meta: Callable[..., Any]) -> None:

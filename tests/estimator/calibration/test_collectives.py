@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +31,14 @@ def test_every_kind_and_size_is_measured_or_missing_for_a_reason(rank: None) -> 
     for kind in set(KINDS) - set(missing):
         assert [key for key in found if key[0] == kind] == [(kind, 1, 1024), (kind, 1, 4096)]
     assert all(ms > 0 for ms in found.values())
+
+
+def test_times_are_in_milliseconds(rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a quarter of a second each time that it is read."""
+    clock = itertools.count(step=0.25)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    found, _ = measure_collectives(CPU, 3600.0, largest_bytes=1024)
+    assert found and set(found.values()) == {250.0}
 
 
 def test_nothing_is_measured_when_the_time_is_up(rank: None) -> None:

@@ -78,10 +78,21 @@ def test_measured_operators(tmp_path: Path) -> None:
     assert ProfiledModel.load(tmp_path / "one.json").estimate([relu._replace(name="aten.exp.default")]) == [None]
 
 
-@pytest.mark.parametrize("row", [["a", 0.0, 0.0], ["a", -1.0, 0.0], ["a", 1.0, -0.1], ["a", 1.0], [1, 1.0, 0.0], "a"])
-def test_damaged_measurements(tmp_path: Path, row: Any) -> None:
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (["a", 0.0, 0.0], r"operators\[0\]\[1\] is 0.0: expected a number from 1e-12 to 1e\+09"),
+        (["a", -1.0, 0.0], r"operators\[0\]\[1\] is -1.0: expected a number"),
+        (["a", 1.0, -0.1], r"operators\[0\]\[2\] is -0.1: expected a number from 0 to 1000"),
+        (["a", 1.0], r"operators\[0\]\[2\] is missing"),
+        (["a", True, 0.1], r"operators\[0\]\[1\] is True: expected a number"),
+        ([1, 1.0, 0.0], r"operators\[0\]\[0\] is 1: expected a text"),
+        ("a", r"operators\[0\] is 'a': expected a list or a table"),
+    ],
+)
+def test_damaged_measurements(tmp_path: Path, row: Any, message: str) -> None:
     """Times must be positive, errors not negative."""
-    with pytest.raises(HardwareError, match=r"is not \[key, milliseconds > 0, relative error >= 0\]"):
+    with pytest.raises(HardwareError, match=message):
         ProfiledModel.load(written(tmp_path / "one.json", {**MEASURED, "operators": [row]}))
 
 

@@ -20,6 +20,7 @@ from autosac.estimator.calibration.gaussian import GaussianProcess, fit_gaussian
 from autosac.estimator.calibration.host import FIELDS, Probe, fit_host, nonnegative_least_squares
 from autosac.estimator.calibration.host_memory import HostMemory
 from autosac.estimator.calibration.shapes import shape_of
+from autosac.files.schema import fitted
 from autosac.runtime_sim.host import HostModel, host_costs
 from autosac.trace import Event, ModuleEnter, ModuleExit, Op, Phase, Signature, TensorMeta
 from traces import trace_of
@@ -57,7 +58,8 @@ def test_any_points_can_be_fitted_and_stored(points: list[tuple[float, float]]) 
     """Fits of any points are finite, and the same after a round trip through JSON."""
     rows = np.array([[x] for x, _ in points])
     process = fit_gaussian(rows, np.array([y for _, y in points]))
-    again = GaussianProcess.from_json(json.loads(json.dumps(process.to_json())))
+    again = fitted(json.loads(json.dumps(process.to_json())), GaussianProcess)
+    assert isinstance(again, GaussianProcess)
     assert np.isfinite(process.predict(rows)).all()
     assert again.predict(rows) == pytest.approx(process.predict(rows), abs=0.05)
 
@@ -135,11 +137,15 @@ def test_the_file_keeps_everything(tmp_path: Path) -> None:
     ("change", "text"),
     [
         ({"bandwidth": float("nan")}, "NaN is not a number"),
-        ({"bandwidth": 0}, "above 0"),
-        ({"overhead_ms": None}, "None is not a number of at least 0"),
+        ({"bandwidth": 0}, "bandwidth is 0: expected a number from 1e-30 to 1e"),
+        ({"overhead_ms": None}, "overhead_ms is None: expected a number from 0 to 1e"),
         ({"collectives": [["send", 2, 8, float("nan")]]}, "NaN is not a number"),
-        ({"groups": {"a": {"points": [[1.0]]}}}, "KeyError"),
-        ({"memory": {"fault_ns_per_byte": 1.0, "reuse_bytes": [], "read_ns_per_byte": []}}, "do not fit together"),
+        ({"groups": {"a": {"points": [[1.0]]}}}, "groups.a.alpha is missing"),
+        ({"memory": {"fault_ns_per_byte": 1.0, "reuse_bytes": [], "read_ns_per_byte": []}}, "a list of at least 1"),
+        (
+            {"memory": {"fault_ns_per_byte": 1.0, "reuse_bytes": [1.0, 2.0], "read_ns_per_byte": [1.0]}},
+            "memory: reuse_bytes and read_ns_per_byte do not fit together",
+        ),
         ({"schema": 99}, "calibrate again"),
         ({"format": "else"}, "is not a file of calibrated models"),
     ],

@@ -96,6 +96,14 @@ def test_running_sums_wait_and_convert(meta: Meta) -> None:
     assert _us(flags) == pytest.approx(3.6 + 4.9 + 16 * 0.18)
 
 
+def test_running_sums_of_many_rows_take_their_bytes(meta: Meta) -> None:
+    """A million rows of 1,024 are read and written at the bandwidth, twice as long in twice the bytes."""
+    half, single = (meta((2**20, 1024), dtype) for dtype in ("float16", "float32"))
+    half_us, single_us = (_us(Signature("aten.cumsum.default", (x,), (x,))) for x in (half, single))
+    assert single_us > 2 * 2**30 * 4 / 3.35e12 * 1e6  # the peak rate
+    assert single_us == pytest.approx(2 * half_us, rel=1e-3)
+
+
 def test_ctc_goes_through_time(meta: Meta) -> None:
     """499 steps of 0.54 us, back of 1.1, wherever the lengths are."""
     logits, targets, loss = meta((499, 8, 32), "float32"), meta((8, 60), "int64", "cpu"), meta((8,), "float32")

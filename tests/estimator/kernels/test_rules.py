@@ -247,6 +247,13 @@ def test_batch_norms_of_known_statistics_are_left_to_other_rules(meta: Meta) -> 
     assert Kernels(Streams(H100)).estimate([known]) == [None]
 
 
+def test_batch_norms_of_other_layouts_are_left_to_other_rules(meta: Meta) -> None:
+    """Half precision with images one after the other, rows without images, a single channel."""
+    for x in (meta((64, 32, 8, 8), "float16"), meta((4096, 32), "float16"), meta((64, 1, 8, 8), "float16")):
+        signature = Signature("aten.native_batch_norm.default", (x,), (x,))
+        assert Kernels(Streams(H100)).estimate([signature]) == [None]
+
+
 def _channels_last(tensor: TensorMeta) -> TensorMeta:
     _, channels, height, width = tensor.shape
     return tensor._replace(stride=(channels * height * width, 1, channels * width, channels))
