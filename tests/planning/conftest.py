@@ -39,6 +39,7 @@ from autosac.trace import (
     TensorMeta,
     WorkWait,
 )
+from simulations import GivenSimulation
 from traces import trace_of
 
 MIB = 2**20
@@ -184,12 +185,6 @@ class Job:
             event_source=np.zeros(len(layers.ms), dtype=np.int16),
             event_rel_std=np.zeros(len(layers.ms), dtype=np.float32),
         )
-        simulation = Simulation(
-            trace=replace(layers.trace, info=replace(layers.trace.info, rank=self.rank)),
-            target=replace(Target.of("h100-sxm-80gb", 2), host=self.host, overlap=NoInterference()),
-            selective_modules=selective,
-            stage=self.stage,
-        )
         timeline = simulate(
             [
                 replace(layers.trace, info=replace(layers.trace.info, rank=self.rank + rank))
@@ -201,8 +196,14 @@ class Job:
             selective_modules=selective,
             steps=2,
         )
-        vars(simulation).update(pricing=pricing, timeline=timeline)
-        return simulation
+        return GivenSimulation(
+            trace=replace(layers.trace, info=replace(layers.trace.info, rank=self.rank)),
+            target=replace(Target.of("h100-sxm-80gb", 2), host=self.host, overlap=NoInterference()),
+            selective_modules=selective,
+            stage=self.stage,
+            other_prices=pricing,
+            given_timeline=timeline,
+        )
 
     def observed(self) -> Simulation:
         """Without checkpointing."""

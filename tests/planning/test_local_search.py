@@ -83,16 +83,13 @@ def test_a_hole_is_filled(make_job: Callable[..., Any]) -> None:
     job = make_job(3, 0.0)
 
     def derived(plan: Plan) -> Simulation:
-        simulation: Simulation = replace(job.under(plan))
+        simulation: Simulation = job.under(plan)
         kept = {unit.fqn for unit in plan.units for d in unit.decisions if d.op.split(".")[1] == "b" and d.keep}
         report = SimpleNamespace(
             active_peak_bytes=simulation.peak_active_bytes,
             reserved_peak_bytes=simulation.peak_active_bytes + 10 * MIB * ("layers.2" in kept),
         )
-        vars(simulation).update(
-            unlimited_allocation=report, pricing=simulation.pricing, timeline=job.under(plan).timeline
-        )
-        return simulation
+        return replace(simulation, given_allocation=report)
 
     budget = derived(planner_of(job, 1).smallest()).peak_active_bytes + 2 * MIB
     planner = planner_of(job, budget, "reserved")
