@@ -33,7 +33,9 @@ print("loaded", len(optimizer.state))
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("nproc", [2, 8])
-def test_the_first_fsdp_gathers_states_of_parameters_that_other_ranks_have(autosac: Any, command: Any, nproc: int) -> None:
+def test_the_first_fsdp_gathers_states_of_parameters_that_other_ranks_have(
+    autosac: Any, command: Any, nproc: int
+) -> None:
     """A rank's shard may have no element of a parameter; the checkpoint has the states of all, and can be loaded again."""
     run = autosac(*command(FIRST_FSDP, "--nproc", str(nproc), "--steps", "0"))
     assert run.returncode == 0, run.stdout + run.stderr
