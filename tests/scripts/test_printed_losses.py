@@ -155,4 +155,4 @@ def test_cross_entropies_written_by_hand_and_counts_of_masks(run: Any) -> None:
     assert {name: second[name] for name in losses} == dict.fromkeys(losses, 3.65)
     assert first["focal"] == 3.834  # 49/50 of it
     assert [first[name] for name in ("right", "also right", "number of right")] == [0.02] * 3
-    assert [first["similar"], first["selected"]] == [10.0, 0]
+    assert [first["similar"], first["selected"]] == [-9.0, 0]

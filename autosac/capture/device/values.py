@@ -23,10 +23,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from autosac.capture.device import typical
+from autosac.capture.device import loops, typical
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import is_custom, mutates, per_operator
 from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, overwrite, shadow
+from autosac.capture.device.sources import calling_frame
 from autosac.capture.moe_load import Routing
 
 aten = torch.ops.aten
@@ -137,7 +138,7 @@ def item(tensor: torch.Tensor) -> bool | int | float:
         return _number(tensor)
     if tensor.dtype is torch.bool:
         beyond: Callable[[], bool] | None = vars(tensor).get("_beyond")
-        return beyond is not None and beyond()
+        return beyond() if beyond is not None else bool(loops.answer(calling_frame()))
     return UNKNOWN_INTEGER
 
 
