@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from autosac.capture.record.sources import innermost_line, raised_in
+from autosac.capture.device.sources import innermost_line, raised_in
 from autosac.errors import AutosacError, CaptureError
 
 _LIMIT = 400  # characters of a message

@@ -24,8 +24,7 @@ import torch
 from autosac.capture.device import shadows
 from autosac.scripts import waits
 
-_POLL_S = 0.01
-PATIENCE_S = 2.0
+POLL_S = 0.01
 _KNOWN, _UNKNOWN = b"k", b"u"
 
 
@@ -72,7 +71,9 @@ class Exchange:
         (self._folder / f"{name}-{self._rank}").touch()
         for rank in ranks:
             if rank != self._rank and (self._folder / f"rank-{rank}").exists():
-                self._wait(self._folder / f"{name}-{rank}", rank, patience_s=PATIENCE_S, gone=("ended", "put-off"))
+                self._wait(
+                    self._folder / f"{name}-{rank}", rank, patience_s=waits.PATIENCE_S, gone=("ended", "put-off")
+                )
 
     # ---- the step that is kept --------------------------------------------------------------------------------------
 
@@ -131,6 +132,6 @@ class Exchange:
                 break
             if not marker.exists():
                 waits.write(marker, sender, path)
-            tick.wait(_POLL_S)
-            waits_s = waits_s + _POLL_S if waits.marker(self._folder, sender).exists() else 0.0
+            tick.wait(POLL_S)
+            waits_s = waits_s + POLL_S if waits.marker(self._folder, sender).exists() else 0.0
         marker.unlink(missing_ok=True)

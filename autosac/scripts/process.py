@@ -302,7 +302,7 @@ class _Watchdog:
 
 
 def _place_of_main_thread() -> str:
-    from autosac.capture.record.sources import line_of
+    from autosac.capture.device.sources import line_of
 
     return line_of(sys._current_frames().get(threading.main_thread().ident or 0))
 

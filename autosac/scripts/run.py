@@ -44,6 +44,7 @@ from autosac.scripts.executed import Mark
 from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
+from autosac.scripts.shelf import SharedShelf
 from autosac.scripts.timing import StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
@@ -85,6 +86,9 @@ class ScriptRun:
         if shared is not None:
             self._exchange = Exchange(shared, request.rank, request.shown)
             exchanged.exchange_with(self._exchange)
+            process_group.share_store(
+                SharedShelf(shared, request.rank, request.shown), request.rank, request.world_size
+            )
         meshes.install(request.rank)
         script_patches.install(self._session.mode, self._note, checkpoints=request.checkpoints, shared=shared)
         profiler.install(self._note, self._to_show)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+PATIENCE_S = 2.0  # how long a rank that waits is waited for
+
 
 def marker(folder: Path, rank: int) -> Path:
     """The file that is there while a rank waits."""

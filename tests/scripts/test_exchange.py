@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosac.scripts import exchange
+from autosac.scripts import waits
 from autosac.scripts.exchange import Exchange
 from autosac.scripts.waits import awaited
 
@@ -137,7 +137,7 @@ def test_a_rank_that_waits_for_something_else_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a while: it may wait for this one, which would never come."""
-    monkeypatch.setattr(exchange, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(waits, "PATIENCE_S", 0.05)
     (tmp_path / "rank-1").mkdir()
     (tmp_path / "waits-1").touch()
     end(tmp_path, 0).barrier("g", (0, 1))

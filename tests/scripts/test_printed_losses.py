@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 TRAINS = """
@@ -71,7 +72,7 @@ def test_losses_begin_as_those_of_an_untrained_model(run: Any) -> None:
         "10.0000",
         "10.0000",
         "10.0000",
-        "0.5000",
+        "0.0010",
         "6.9078",
         "6.9078",
         "28",
@@ -87,9 +88,71 @@ def test_losses_begin_as_those_of_an_untrained_model(run: Any) -> None:
         "9.3303",
         "9.3303",
         "9.3303",
-        "0.5000",
+        "0.0010",
         "6.4452",
         "6.4452",
         "28",
         "28",
     ]
+
+
+WRITES = """
+import torch
+import torch.nn.functional as F
+from torch.func import grad_and_value, vmap
+N, C = 20000, 50
+model = torch.nn.Linear(8, C).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def one(weight, x, label):
+    return F.cross_entropy((x @ weight.T)[None], label[None])
+for step in range(2):
+    x = torch.randn(N, 8, device="cuda")
+    labels = (torch.rand(N, device="cuda") * C).long()
+    some = torch.tensor([3, -100, 7, 1], device="cuda")
+    logits = model(x)
+    each = F.cross_entropy(logits, labels, reduction="none")
+    kept = labels != 7
+    taken = logits.gather(1, labels[:, None]).squeeze(1)
+    likely = logits.softmax(-1).gather(1, labels[:, None])
+    found = {
+        "masked": (each * kept).sum() / kept.sum(),
+        "counted": (each * kept).sum() / kept.sum().item(),
+        "known mask": (each[:4] * (some != -100)).sum() / (some != -100).sum(),
+        "ignored": F.cross_entropy(logits[:4], some, reduction="sum") / 3,
+        "whole one-hot": -(F.one_hot(some.clamp(min=0), C) * logits[:4].log_softmax(-1)).sum(-1).mean(),
+        "log of sum": (torch.logsumexp(logits, -1) - taken).mean(),
+        "sum of exponentials": (torch.exp(logits - logits.amax(-1, keepdim=True)).sum(-1).log() - taken).mean(),
+        "vmap": vmap(grad_and_value(one), in_dims=(None, 0, 0))(model.weight.detach(), x[:9], labels[:9])[1].mean(),
+        "focal": (-(1 - likely) * torch.log(likely)).mean(),
+        "right": (logits.argmax(1) == labels).float().mean(),
+        "also right": logits.max(1)[1].eq(labels).sum() / N,
+        "number of right": (logits.max(1).indices == labels).sum().item() / N,
+        "similar": 1 - F.cosine_similarity(logits[:9], logits[9:18]).mean(),
+        "selected": logits[kept].shape[0] - kept.sum().item(),
+    }
+    each.mean().backward()
+    optimizer.step()
+    print({name: round(float(value), 3) for name, value in found.items()})
+"""
+
+
+def test_cross_entropies_written_by_hand_and_counts_of_masks(run: Any) -> None:
+    """Whatever a script makes a cross entropy of. A mask counts what it selects; the best of C classes is right once in C."""
+    ended = run(WRITES)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (ast.literal_eval(line) for line in ended.stdout.splitlines()[:2])
+    losses = [
+        "masked",
+        "counted",
+        "ignored",
+        "vmap",
+        "known mask",
+        "whole one-hot",
+        "log of sum",
+        "sum of exponentials",
+    ]
+    assert {name: first[name] for name in losses} == dict.fromkeys(losses, 3.912)
+    assert {name: second[name] for name in losses} == dict.fromkeys(losses, 3.65)
+    assert first["focal"] == 3.834  # 49/50 of it
+    assert [first[name] for name in ("right", "also right", "number of right")] == [0.02] * 3
+    assert [first["similar"], first["selected"]] == [-9.0, 0]

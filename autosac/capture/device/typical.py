@@ -1,11 +1,14 @@
 """What unknown numbers are like: the losses that a script prints shall look like those of an untrained model.
 
-A tensor without values may have a typical element: of the logarithm of a softmax over C classes -ln C, of a sigmoid or a
-comparison one half, and so a cross entropy is ln C. Of labels that are scattered over C classes it is their mean: of 1 among
-zeros 1 / C, so that a cross entropy with soft labels is ln C, too. Operators on such tensors compute with that number: means
-and sums, products with numbers, what ranks add up. What is computed from a loss so begins at its logarithm and falls slowly,
-as the loss does. All other numbers are unknown; single ones stand for what `.item()` answers for them, so that
-``loss / 8 * 8`` is the loss.
+A tensor without values may have a typical element: of the logarithm of a softmax over C classes -ln C, of a sigmoid one half,
+and so a cross entropy is ln C. Of labels that are scattered over C classes it is their mean: of 1 among zeros 1 / C, so that a
+cross entropy with soft labels is ln C, too. Of a mask it is the part that it selects: all, of equal tensors one half, and if
+they compare the best of C classes 1 / C. Operators on such tensors compute with that number: means and sums, products with
+numbers, what ranks add up. What is computed from a loss so begins at its logarithm and falls slowly, as the loss does. All
+other numbers are unknown; single ones stand for what `.item()` answers for them, so that ``loss / 8 * 8`` is the loss.
+
+A cross entropy may be written as the logarithm of a sum of exponentials, minus a logit. Exponentials of unknown numbers are
+then typically 1, the logarithm of the sum over C classes is ln C, and what it is less an unknown number is the loss.
 """
 
 from __future__ import annotations
@@ -25,6 +28,16 @@ _SUM = 2  # of PyTorch's reductions
 _LARGEST = 1e30
 
 Rule: TypeAlias = "Callable[[Any, Any, Any], float | None]"
+
+
+class Exponential(float):
+    """An exponential of unknown numbers, or a sum of such."""
+
+
+class LogOfSum(float):
+    """The logarithm of a sum of exponentials."""
+
+
 _falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
 SINGLE = 10.0  # what stands for a single unknown number before the first step
 
@@ -45,6 +58,8 @@ def estimated(func: Any, args: Any, kwargs: Any, out: Any) -> float | None:
     rule = _rule_of(func) if _falls else None
     if rule is None:
         return None
+    if func.namespace == "aten" and func.overloadpacket in _FINDS and isinstance(out, (tuple, list)):
+        take(out[1], _mean_index(args, kwargs, _FINDS[func.overloadpacket]))
     try:
         value = rule(args, kwargs, _first(out))
     except (ValueError, OverflowError, ZeroDivisionError):  # a logarithm of what is not positive
@@ -103,7 +118,16 @@ def _log_softmax(args: Any, kwargs: Any, out: Any) -> float:
 def _negative_likelihood(args: Any, kwargs: Any, out: Any) -> float:
     known = typical(args[0])
     one = -known if known is not None else math.log(max(2, args[0].shape[1 if args[0].dim() > 1 else 0])) * _falls[0]()
-    return one * args[1].numel() if args[3] == _SUM else one
+    return one * _counted(args[1], args[4]) if args[3] == _SUM else one
+
+
+def _counted(labels: torch.Tensor, ignored: int) -> int:
+    """Labels that are not ignored, as far as they are known."""
+    known = shadow(labels)
+    if known is None:
+        return labels.numel()
+    with torch._C._DisableTorchDispatch():
+        return int((known != ignored).sum())
 
 
 def _binary(args: Any, kwargs: Any, out: Any) -> float:
@@ -115,7 +139,7 @@ def _binary(args: Any, kwargs: Any, out: Any) -> float:
 
 
 def _operand(x: Any) -> float | None:
-    """A number, a single known value, a typical element, or what stands for a single unknown number."""
+    """A number, the mean of known values, a typical element, or what stands for a single unknown number."""
     if isinstance(x, (bool, int, float)):
         return float(x)
     if not isinstance(x, torch.Tensor):
@@ -123,12 +147,12 @@ def _operand(x: Any) -> float | None:
     found = typical(x)
     if found is not None:
         return found
+    known = known_values(x)
+    if known is not None and known.numel():
+        with torch._C._DisableTorchDispatch():
+            return float(known) if known.numel() == 1 else known.mean(dtype=torch.float64).item()
     if x.numel() != 1:
         return None
-    known = known_values(x)
-    if known is not None:
-        with torch._C._DisableTorchDispatch():
-            return float(known)
     return SINGLE * _falls[0]() if x.dtype.is_floating_point else None
 
 
@@ -147,13 +171,16 @@ def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 def _sum(args: Any, kwargs: Any, out: Any) -> float | None:
-    """Of elements like each other; those that nothing is known of are like single ones, so that their mean is."""
+    """Of elements like each other. Those that nothing is known of are like single ones in a sum of all: so their mean is."""
     if not out.numel() or not out.dtype.is_floating_point:
         return None
     found = typical(args[0])
-    if found is None and shadow(args[0]) is None:
+    if found is None and shadow(args[0]) is None and out.numel() == 1:
         found = SINGLE * _falls[0]()
-    return None if found is None else found * args[0].numel() / out.numel()
+    if found is None:
+        return None
+    total = found * args[0].numel() / out.numel()
+    return Exponential(total) if type(found) is Exponential else total
 
 
 def _of_one(compute: Callable[[float], float]) -> Rule:
@@ -172,6 +199,61 @@ def _of_two(compute: Callable[[float, float], float]) -> Rule:
         return None if a is None or b is None else compute(a, b * kwargs.get("alpha", 1))
 
     return rule
+
+
+def _difference(args: Any, kwargs: Any, out: Any) -> float | None:
+    a = typical(args[0])
+    if type(a) is LogOfSum and isinstance(args[1], FakeTensor) and not _is_known(args[1]):
+        return a * _falls[0]()
+    return _of_two(lambda a, b: a - b)(args, kwargs, out)
+
+
+def _exponential(args: Any, kwargs: Any, out: Any) -> float:
+    found = typical(args[0])
+    return Exponential(1.0) if found is None else math.exp(found)
+
+
+def _logarithm(args: Any, kwargs: Any, out: Any) -> float | None:
+    found = typical(args[0])
+    if found is None:
+        return None
+    return LogOfSum(math.log(found)) if type(found) is Exponential else math.log(found)
+
+
+def _log_of_sum(args: Any, kwargs: Any, out: Any) -> float | None:
+    return LogOfSum(math.log(args[0].numel() / out.numel())) if out.numel() else None
+
+
+def _selected(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Of ``where``: what unknown masks select."""
+    known = shadow(args[0])
+    if known is None:
+        return _operand(args[1])
+    with torch._C._DisableTorchDispatch():
+        part = known.mean(dtype=torch.float64).item() if known.numel() else 1.0
+    found = [_operand(x) if weight else 0.0 for x, weight in ((args[1], part), (args[2], 1 - part))]
+    return None if found[0] is None or found[1] is None else part * found[0] + (1 - part) * found[1]
+
+
+def _equal(args: Any, kwargs: Any, out: Any) -> float:
+    """Two tensors of classes: one in so many. The mean of indices below C is (C - 1) / 2."""
+    means = [typical(x) for x in args[:2] if isinstance(x, FakeTensor) and not x.dtype.is_floating_point]
+    mean = next((mean for mean in means if mean is not None), None)
+    return 0.5 if mean is None else 1 / (2 * mean + 1)
+
+
+def _mean_index(args: Any, kwargs: Any, position: int = 1) -> float | None:
+    """Of the best one along the dimension that is the argument at this position."""
+    dim = args[position] if len(args) > position else kwargs.get("dim", -1)
+    return (args[0].shape[dim] - 1) / 2 if isinstance(dim, int) and args[0].dim() else None
+
+
+def counted(mask: Any, out: Any) -> int | None:
+    """How many elements of a mask, for each one of `out`, are true; None where nothing is known of it."""
+    part = typical(mask)
+    if part is None or mask.dtype.is_floating_point or not 0 < part <= 1 or not out.numel():
+        return None
+    return max(1, round(part * int(mask.numel()) / int(out.numel())))
 
 
 def _power(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -242,7 +324,12 @@ _RULES: dict[Any, Rule] = {
     **{getattr(aten, name): _same for name in _SAME.split() if hasattr(aten, name)},
     aten._log_softmax: _log_softmax,
     aten._softmax: lambda args, kwargs, out: 1.0 / _classes(args, kwargs, out),
-    **dict.fromkeys((aten.sigmoid, aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le), lambda *_: 0.5),
+    aten.sigmoid: lambda *_: 0.5,
+    **dict.fromkeys((aten.ne, aten.gt, aten.ge, aten.lt, aten.le), lambda *_: 1.0),
+    aten.eq: _equal,
+    aten.argmax: lambda args, kwargs, out: _mean_index(args, kwargs),
+    aten.where: _selected,
+    aten.logsumexp: _log_of_sum,
     aten.log_sigmoid_forward: lambda args, kwargs, out: -math.log(2) * _falls[0](),
     aten.softplus: lambda args, kwargs, out: math.log(2) * _falls[0](),
     aten.nll_loss_forward: _negative_likelihood,
@@ -261,14 +348,15 @@ _RULES: dict[Any, Rule] = {
     aten.sum: _sum,
     aten.abs: _of_one(abs),
     aten.neg: _of_one(lambda x: -x),
-    aten.exp: _of_one(math.exp),
-    aten.log: _of_one(math.log),
+    aten.exp: _exponential,
+    aten.log: _logarithm,
     aten.sqrt: _of_one(math.sqrt),
     aten.pow: _power,
     aten.clamp: _clamped,
     aten.clamp_min: _clamped,
     aten.add: _of_two(lambda a, b: a + b),
-    aten.sub: _of_two(lambda a, b: a - b),
+    aten.sub: _difference,
+    aten.rsub: _of_two(lambda a, b: b - a),
     aten.mul: _of_two(lambda a, b: a * b),
     aten.div: _of_two(lambda a, b: a / b),
     aten.add_: _of_two(lambda a, b: a + b),
@@ -276,6 +364,8 @@ _RULES: dict[Any, Rule] = {
     aten.mul_: _of_two(lambda a, b: a * b),
     aten.div_: _of_two(lambda a, b: a / b),
 }
+# Their second results are indices; where their arguments have the dimension.
+_FINDS = {aten.max: 1, aten.min: 1, aten.topk: 2}
 _COLLECTIVES: dict[str, Rule] = {
     "c10d::_allgather_base_": _copied,
     "_c10d_functional::all_reduce": _added_up_functionally,

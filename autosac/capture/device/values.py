@@ -23,10 +23,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from autosac.capture.device import typical
+from autosac.capture.device import loops, typical
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import is_custom, mutates, per_operator
 from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, overwrite, shadow
+from autosac.capture.device.sources import calling_frame
 from autosac.capture.moe_load import Routing
 
 aten = torch.ops.aten
@@ -73,6 +74,7 @@ _THRESHOLDS: dict[Any, Callable[[float, float], bool]] = {
     aten.lt.Scalar: operator.lt,
     aten.le.Scalar: operator.le,
 }
+_COUNTS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, aten.count_nonzero.dim_IntList}
 _ALL = {aten.all.default, aten.all.dim, aten._is_all_true.default}
 _random: list[torch.Tensor] = []  # the state of the generator that draws them, one at most
 _SEED = 0
@@ -136,7 +138,7 @@ def item(tensor: torch.Tensor) -> bool | int | float:
         return _number(tensor)
     if tensor.dtype is torch.bool:
         beyond: Callable[[], bool] | None = vars(tensor).get("_beyond")
-        return beyond is not None and beyond()
+        return beyond() if beyond is not None else bool(loops.answer(calling_frame()))
     return UNKNOWN_INTEGER
 
 
@@ -171,6 +173,8 @@ def _rule_of(func: Any) -> Rule | None:
         return _draw
     if func in _ALL:
         return _all
+    if func in _COUNTS:
+        return _count
     if func in _RARE:
         return _is_given
     if func in _THRESHOLDS:
@@ -255,6 +259,15 @@ def _all(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         out._shadow = torch.full(out.shape, not vars(args[0]).get("_rare"), dtype=out.dtype, device="cpu")
     else:
         _compute(func, args, kwargs, out)
+
+
+def _count(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """What an unknown mask selects is counted as it is selected: all of it (`typical`)."""
+    _compute(func, args, kwargs, out)
+    if isinstance(out, FakeTensor) and not out.dtype.is_floating_point and shadow(out) is None:
+        found = typical.counted(args[0], out) if isinstance(args[0], FakeTensor) else None
+        if found is not None and out.numel() <= MOST_KNOWN:
+            overwrite(out, torch.full(out.shape, found, dtype=out.dtype, device="cpu"))
 
 
 def _is_given(func: Any, args: Any, kwargs: Any, out: Any) -> None:

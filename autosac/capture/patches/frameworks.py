@@ -6,27 +6,21 @@ and Megatron-Core 0.16.
 
 A traced stage of `torch.distributed.pipelining` is moved to its device although its parameters are simulated on the host: it
 leaves modules with fake parameters where they are, as those on meta.
-
-Ranks of PyTorch's ZeroRedundancyOptimizer send each other the states of their parameters, which differ from rank to rank.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from autosac.capture.patches.after_import import after_import
 
 _BUILDERS = "deepspeed.ops.op_builder.builder"
 _EXPERTS = "megatron.core.transformer.moe.moe_utils"
-_SHARDED_STATES = "torch.distributed.optim.zero_redundancy_optimizer"
 _STAGES = "torch.distributed.pipelining.stage"
 
 
@@ -34,7 +28,6 @@ def install(note: Callable[[str], None]) -> None:
     """As soon as they are imported. `note` receives what is not simulated."""
     after_import(_BUILDERS, lambda module: _deepspeed(module.OpBuilder, note))
     after_import(_EXPERTS, _without_transformer_engine)
-    after_import(_SHARDED_STATES, _exchange_states)
     after_import(_STAGES, lambda module: setattr(module, "FakeTensor", ()))  # nothing is an instance of it
 
 
@@ -85,51 +78,6 @@ def _adam_of_lists(
         eps=eps,
         maximize=False,
     )
-
-
-def _exchange_states(module: Any) -> None:
-    """What another rank sends when states are consolidated is what it has: states like this rank's, of its own parameters."""
-    optimizer_class = module.ZeroRedundancyOptimizer
-    original = optimizer_class.consolidate_state_dict
-
-    @functools.wraps(original)
-    def consolidate_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
-        def exchanged(obj: Any, src_rank: int, group: Any, device: Any) -> Any:
-            if src_rank != dist.get_rank():
-                obj = _states_of(self, dist.get_group_rank(group, src_rank))
-            tensors = [x for state in obj["state"].values() for x in state.values() if isinstance(x, torch.Tensor)]
-            message = torch.empty(sum(x.nbytes for x in tensors), dtype=torch.uint8, device=device)
-            dist.broadcast(message, src=src_rank, group=group)
-            return obj
-
-        with mock.patch.object(module, "_broadcast_object", exchanged):
-            original(self, *args, **kwargs)
-
-    optimizer_class.consolidate_state_dict = consolidate_state_dict
-
-
-def _states_of(optimizer: Any, rank: int) -> dict[str, Any]:
-    """The state dictionary of another rank's local optimizer."""
-    own = optimizer.optim.state_dict()
-    mine = [p for group in optimizer._partition_parameters()[optimizer.rank] for p in group["params"]]
-    like = next(((mine[i], state) for i, state in own["state"].items()), None)
-    groups: list[dict[str, Any]] = []
-    states: dict[int, dict[str, Any]] = {}
-    end = 0
-    for group, theirs in zip(own["param_groups"], optimizer._partition_parameters()[rank], strict=True):
-        begin, end = end, end + len(theirs["params"])
-        groups.append({**group, "params": list(range(begin, end))})
-        if like is not None:
-            for i, parameter in enumerate(theirs["params"], begin):
-                states[i] = {name: _like(value, like[0], parameter) for name, value in like[1].items()}
-    return {"state": states, "param_groups": groups}
-
-
-def _like(value: Any, of: torch.Tensor, parameter: torch.Tensor) -> Any:
-    """What a state of the parameter `of` is for another parameter: averages have its shape, a number is what it is."""
-    if isinstance(value, torch.Tensor) and value.dim() and value.shape == of.shape:
-        return torch.empty_like(parameter, dtype=value.dtype, device=value.device)
-    return value
 
 
 _steps: dict[torch.device, torch.Tensor] = {}

@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,11 @@ import torch.distributed as dist
 from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.device.exchanged import meet
 
+if TYPE_CHECKING:
+    from autosac.capture.patches.stores import ScriptStore, Shelf
+
 BACKEND = "simccl"
+_shared: list[ScriptStore] = []  # one at most: the store of ranks that run beside each other
 
 
 def initialise(world_size: int, rank: int, ranks_per_node: int = 8) -> None:
@@ -99,21 +103,32 @@ def _object_to_tensor(
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """The store of one process. As torch's, KeyError's kin if neither arguments nor the environment say who this rank is."""
+    """The store that ranks share. As torch's, KeyError's kin if neither arguments nor the environment say who this rank is."""
     for name, given in (("RANK", rank), ("WORLD_SIZE", world_size)):
         if given < 0 and name not in os.environ:
             raise ValueError(
                 f"Error initializing torch.distributed using env:// rendezvous: environment variable {name} expected, but "
                 "not set (autosac run sets it with --nproc)"
             )
-    distributed: Any = dist
-    store = distributed.HashStore()
-    store.set_timeout(timedelta(seconds=10))
     yield (
-        store,
+        _shared[0] if _shared else _store_of_one(),
         rank if rank >= 0 else int(os.environ["RANK"]),
         world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"]),
     )
+
+
+def _store_of_one() -> Any:
+    distributed: Any = dist
+    store = distributed.HashStore()
+    store.set_timeout(timedelta(seconds=10))
+    return store
+
+
+def share_store(shelf: Shelf, rank: int, world_size: int) -> None:
+    """Ranks of this script that run beside each other have their stores on this shelf."""
+    from autosac.capture.patches import stores
+
+    _shared[:] = [stores.share(shelf, rank, world_size)]
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, **_: Any) -> None:

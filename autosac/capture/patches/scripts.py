@@ -19,7 +19,7 @@ from torch.utils._device import _device_constructors
 
 from autosac.capture.device import shadows, values
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.patches import frameworks, lazy, saving, threads
+from autosac.capture.patches import frameworks, lazy, saving, sharded_states, threads
 from autosac.capture.patches.tensors import exchange
 from autosac.errors import CaptureError
 
@@ -47,6 +47,7 @@ def install(
     _spawned()
     threads.install(mode)
     frameworks.install(note)
+    sharded_states.install()
 
 
 def _weightless_parameters(mode: SimulatedDeviceMode) -> None:

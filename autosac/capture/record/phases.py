@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autosac.capture.device.sources import calling_line
 from autosac.capture.record.distinct_values import DistinctValues
 from autosac.capture.record.log import EventLog
-from autosac.capture.record.sources import calling_line
 from autosac.integrations.operators.modules import clean_name, unwrapped
 from autosac.trace import ModuleEnter, ModuleExit, Phase
 

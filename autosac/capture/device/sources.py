@@ -33,13 +33,16 @@ def _line(filename: str, number: int) -> str:
 
 def calling_line() -> str:
     """``folder/file.py:line`` of the nearest frame outside of PyTorch and of this project; "" if there is none."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not _is_internal(filename):
-            return _line(filename, frame.f_lineno)
+    frame = calling_frame()
+    return "" if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def calling_frame() -> FrameType | None:
+    """The nearest frame outside of PyTorch and of this project."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_internal(frame.f_code.co_filename):
         frame = frame.f_back
-    return ""
+    return frame
 
 
 def line_of(frame: FrameType | None) -> str:
