@@ -29,6 +29,9 @@ def rounds(x):
         found += 10
         while (x < 0.5).any():
             found += 100
+    while (x > 0.5).any():
+        found += 1000
+        break
     if (x > 2).any():
         raise ValueError("too large")
     return found
@@ -46,7 +49,9 @@ for step in range(3):
 
 
 def test_a_loop_runs_once_for_an_unknown_condition(run: Any) -> None:
-    """Also for its opposite, inside another loop, and in each step anew. Elsewhere such a condition does not hold."""
+    """Also for its opposite, inside another loop, and in each step anew. Elsewhere such a condition does not hold, nor in a
+    loop with a break.
+    """
     ended = run(SOURCE)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[:3] == ["1 6 111"] * 3

@@ -2,7 +2,8 @@
 
 What an unknown condition is, is no secret elsewhere: it does not hold. A loop that asks would then not begin, and what it
 computes (all of a network's layers, in one of adaptive depth) would be missing; if it held, the loop would not end. So a
-condition of a ``while`` begins its loop when it is asked first, and ends it when it is asked again.
+condition of a ``while`` begins its loop when it is asked first, and ends it when it is asked again. Of a loop that may be left
+in another way (``break``, ``return``) nobody knows whether it is asked first: it does not begin.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ def _loops(filename: str) -> tuple[ast.While, ...]:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.While))
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.While) and not _may_be_left(node))
+
+
+def _may_be_left(loop: ast.While) -> bool:
+    return any(isinstance(node, ast.Break | ast.Return) for statement in loop.body for node in ast.walk(statement))
 
 
 def _span(node: ast.expr | ast.stmt) -> Span:
