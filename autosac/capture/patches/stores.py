@@ -51,7 +51,7 @@ class ScriptStore(dist.Store):  # type: ignore[misc]
         self._shelf, self._name, self._begin = shelf, name, begin
         self._rank, self._world_size = rank, world_size
         self._added: dict[str, int] = {}
-        self._patience = timedelta(minutes=5)  # torch's message says so; nobody waits that long for ranks that do not run
+        self._patience = timedelta(minutes=5)  # as torch's message says; nobody waits for ranks that do not run
         _stores.append(self)
 
     def prefixed(self, prefix: str) -> ScriptStore:
