@@ -2,6 +2,11 @@
 
 One curve for every link generation and collective, on all sizes (512 B to 512 MiB) and 2, 4, 8 GPUs except the held-out
 sizes. The target is the median over NCCL versions from 2.26 on (those that PyTorch 2.7 and later ship).
+
+Of GPUs without NVLink one machine was measured, with L40S. Two of them reach 20 GB/s, 0.63 of the link, four 5.6 GB/s, and
+eight 1.4 GB/s: how they are joined is that machine's own (`_OWN_PATHS`). Elsewhere more GPUs lose little: four RTX 5090 reach
+35 GB/s and eight 28 GB/s, 0.56 and 0.44 of their link (NVIDIA/nccl, issue 1639), three A100 PCIe 20 GB/s, 0.65
+(NVIDIA/nccl-tests, issue 178). So the fit takes large messages from two GPUs alone, and what more GPUs lose from the RTX 5090.
 """
 
 from __future__ import annotations
@@ -29,6 +34,10 @@ LINKS = {
 }
 KINDS = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 1.0}
 _HELD_OUT_PERCENT = 20
+_OWN_PATHS = {
+    "PCIe4": math.log(0.44 / 0.63) / 2
+}  # by how much the share of the link falls for each doubling of the GPUs
+_LATENCY_BYTES, _LARGE_BYTES = 4096, 2**24
 
 
 def is_held_out(nbytes: int) -> bool:
@@ -45,6 +54,13 @@ def read(data: Path, system: str, kind: str) -> list[tuple[int, int, float]]:
         if row["system"] == system and row["op_name"] == kind.replace("all_to_all", "alltoall") and recent:
             found[int(row["num_gpus"]), int(float(row["bytes"]))].append(float(row["latency_ms"]) * 1e3)
     return [(n, size, float(np.median(times))) for (n, size), times in sorted(found.items())]
+
+
+def usable(link: str, rows: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """Without what is one machine's own."""
+    if link not in _OWN_PATHS:
+        return rows
+    return [(n, size, time) for n, size, time in rows if n == 2 or size <= _LATENCY_BYTES]
 
 
 def _curve(values: NDArray[np.float64]) -> Curve:
@@ -66,8 +82,10 @@ def microseconds(curve: Curve, kind: str, ranks: int, nbytes: int, link_gbps: fl
     return curve.latency_us + curve.hop_us * (ranks - 1) + moved / curve.bandwidth(nbytes, ranks, link_gbps)
 
 
-def fit_curve(rows: list[tuple[int, int, float]], kind: str, link_gbps: float) -> tuple[Curve, NDArray[np.float64]]:
-    """The curve, and the log errors on the held-out sizes."""
+def fit_curve(
+    rows: list[tuple[int, int, float]], kind: str, link_gbps: float, share_per_doubling: float | None = None
+) -> tuple[Curve, NDArray[np.float64]]:
+    """The curve, and the log errors on the held-out sizes. `share_per_doubling`: given rather than fitted."""
 
     def log_errors(values: NDArray[np.float64], held_out: bool) -> NDArray[np.float64]:
         curve = _curve(values)
@@ -82,6 +100,14 @@ def fit_curve(rows: list[tuple[int, int, float]], kind: str, link_gbps: float) -
     start = np.array([2.0, -0.5, 0.75, 0.5, 14.5, 0.0, 0.0])
     low = [0.0, -4.0, 0.005, 0.1, 5.0, -1.7, -4.0]
     high = [4.0, 2.0, 1.15, 0.95, 20.0, 0.7, 4.0]
+    if share_per_doubling is not None:  # what large messages of two GPUs reach, which is two doublings from eight
+        reached = [KINDS[kind] / 2 * size / time / link_gbps / 1e3 for n, size, time in rows if size >= _LARGE_BYTES]
+        for i, value in (
+            (2, float(np.median(reached)) * math.exp(2 * share_per_doubling)),
+            (5, share_per_doubling),
+            (6, 0.0),
+        ):
+            start[i], low[i], high[i] = value, value - 1e-9, value + 1e-9
     solution = least_squares(
         log_errors, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, args=(False,), x_scale=np.abs(start) + 0.1
     )
@@ -94,7 +120,8 @@ def fit_collectives(data: Path) -> dict[str, Any]:
     for link, (system, gpu) in LINKS.items():
         gbps = load_hardware(gpu).link_gbps
         for kind in KINDS:
-            curve, errors = fit_curve(read(data, system, kind), kind, gbps)
+            rows = usable(link, read(data, system, kind))
+            curve, errors = fit_curve(rows, kind, gbps, _OWN_PATHS.get(link))
             values = {name: float(f"{value:.5g}") for name, value in asdict(curve).items()}
             values["rel_std"] = round(float(errors.std()), 4)
             result.setdefault(link, {})[kind] = values

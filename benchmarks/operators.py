@@ -29,7 +29,7 @@ from autosac.estimator.learned import MODELS, load_bundle
 from autosac.estimator.models import CollectiveModel
 from autosac.files.writing import write_text_atomically
 from autosac.trace import Op, Phase, Signature, TensorMeta, Trace, TraceInfo
-from benchmarks.fit_collectives import KINDS, LINKS, is_held_out, read
+from benchmarks.fit_collectives import KINDS, LINKS, is_held_out, read, usable
 from benchmarks.fit_memory import read as read_memory
 from benchmarks.fit_models import consensus
 from benchmarks.measurements import GPUS, Array, attention, gemm
@@ -110,7 +110,7 @@ def _collective_lines(data: Path) -> list[str]:
         )
         models: list[CollectiveModel] = [LogSigmoid(hardware), AlphaBeta(hardware), ChunkModel(hardware)]
         for kind in KINDS:
-            rows = [row for row in read(data, system, kind) if is_held_out(row[1])]
+            rows = [row for row in usable(link, read(data, system, kind)) if is_held_out(row[1])]
             cells = []
             for model, found in zip(models, everything, strict=True):
                 errors = [abs(model.estimate(kind, s, node.place(range(n))).ms * 1e3 / t - 1) for n, s, t in rows]

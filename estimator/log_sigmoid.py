@@ -7,8 +7,9 @@ section F).
 
 Inside a node each (link generation, collective) has a curve of its own, fitted for 2, 4 and 8 GPUs (L and D0
 shift by a constant for every doubling of the ranks); L is stored as a share of the link's nominal bandwidth,
-so the same curve serves other clusters. Between nodes nothing was measured for this project: one curve in
-bytes per rank with parameters typical of InfiniBand (`_NETWORK`), which a calibrated cluster replaces.
+so the same curve serves other clusters. Without NVLink, two GPUs were fitted (`benchmarks/fit_collectives`). Between nodes
+nothing was measured for this project: one curve in bytes per rank with parameters typical of InfiniBand (`_NETWORK`), which a
+calibrated cluster replaces.
 
 On M nodes with K ranks each, n = M K, ring segments inside and between nodes work at the same time, so the
 slower counts (TorchSim Table 10 adds them; NCCL pipelines chunks through the whole ring):

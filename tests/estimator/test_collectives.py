@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,6 +154,14 @@ def test_log_sigmoid_says_whose_curves_it_uses() -> None:
         LogSigmoid(load_hardware("h100-pcie-80gb")).estimate("all_reduce", 2**20, place).source == "log-sigmoid@PCIe4"
     )
     assert LogSigmoid(H100).estimate("all_reduce", 2**20, place).source == "log-sigmoid"
+
+
+@pytest.mark.parametrize(("ranks", "measured_gbps", "error"), [(4, 35.0, 0.1), (8, 28.0, 0.05)])
+def test_gpus_without_nvlink(ranks: int, measured_gbps: float, error: float) -> None:
+    """Large all-reduces of four and eight RTX 5090 reach the bus bandwidth that was published (NVIDIA/nccl, issue 1639)."""
+    node = replace(CLUSTER, intra_gbps=load_hardware("rtx-5090").link_gbps).place(range(ranks))
+    took_ms = LogSigmoid(load_hardware("rtx-5090")).estimate("all_reduce", 2**30, node).ms
+    assert 2 * (ranks - 1) / ranks * 2**30 / took_ms / 1e6 == pytest.approx(measured_gbps, rel=error)
 
 
 # ---- NCCL's choice and chunks -----------------------------------------------------------------------------------
