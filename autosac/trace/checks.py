@@ -17,10 +17,8 @@ from autosac.display.printable import printable
 from autosac.errors import SimulationError
 from autosac.files.documents import is_deeper
 from autosac.limits import MOST_GPUS
-from autosac.trace.info import TraceInfo
+from autosac.trace.info import MOST, MOST_BYTES, TraceInfo
 
-_MOST = 2**62
-_MOST_BYTES = 2**50
 _MOST_STREAMS = 4096
 _MOST_DIMENSIONS = 64
 _INFO_DEPTH = 16
@@ -134,12 +132,12 @@ def _metas(*, least: int = 0) -> Check:
                 if type(meta) is not list or len(meta) != 4:
                     fail(where, meta, "[shape, stride, dtype, place]")
                 shape, stride, dtype, home = meta
-                _wholes(least, _MOST_BYTES)([shape], f"{where} (shape)")
-                _wholes(0, _MOST_BYTES)([stride], f"{where} (stride)")
+                _wholes(least, MOST_BYTES)([shape], f"{where} (shape)")
+                _wholes(0, MOST_BYTES)([stride], f"{where} (stride)")
                 if len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
                     fail(where, meta, "a stride for every size")
-                if math.prod(shape) > _MOST_BYTES:
-                    fail(f"{where} (shape)", shape, f"at most {_MOST_BYTES} elements")
+                if math.prod(shape) > MOST_BYTES:
+                    fail(f"{where} (shape)", shape, f"at most {MOST_BYTES} elements")
                 if type(dtype) is not str or type(home) is not str or home not in _PLACES:
                     fail(where, meta, "the name of a dtype, and device or cpu")
 
@@ -227,11 +225,11 @@ def check_document(document: dict[str, Any], fields: Mapping[str, tuple[str, ...
     storages = _table(
         document["storages"],
         fields["Storage"],
-        {**common, "nbytes": _whole(0, _MOST_BYTES, "bytes"), "label": _whole(0, labels - 1, "a label")},
+        {**common, "nbytes": _whole(0, MOST_BYTES, "bytes"), "label": _whole(0, labels - 1, "a label")},
         "storages",
     )
     rows = _event_checks(common, storages, groups)
-    waits = {**rows, "stream": _whole(-1, _MOST_STREAMS, "a stream"), "event": _whole(-1, _MOST, "an event")}
+    waits = {**rows, "stream": _whole(-1, _MOST_STREAMS, "a stream"), "event": _whole(-1, MOST, "an event")}
     for part in ("prologue", "events"):
         _events(document[part], fields, rows, waits, part)
     total = len(document["events"]["order"])
@@ -255,8 +253,8 @@ def _signature_checks() -> dict[str, Check]:
         "arguments": _arguments,
         "is_view": _flags,
         "is_random": _flags,
-        "mutates": _wholes(0, _MOST),
-        "wrappers": _whole(0, _MOST),
+        "mutates": _wholes(0, MOST),
+        "wrappers": _whole(0, MOST),
     }
 
 
@@ -268,18 +266,18 @@ def _event_checks(common: Mapping[str, Check], storages: int, groups: int) -> di
         "inputs": used,
         "outputs": used,
         "storage": _whole(0, storages - 1, "a storage"),
-        "event": _whole(0, _MOST, "an event"),
+        "event": _whole(0, MOST, "an event"),
         "other": common["stream"],
-        "work": _whole(-1, _MOST),
+        "work": _whole(-1, MOST),
         "kind": _one_of(_KINDS),
-        "nbytes": _whole(0, _MOST_BYTES, "bytes"),
+        "nbytes": _whole(0, MOST_BYTES, "bytes"),
         "group": _whole(0, groups - 1, "a group"),
         "asynchronous": _flags,
         "peer": _whole(-1, MOST_GPUS, "a rank"),
-        "batch": _whole(-1, _MOST),
+        "batch": _whole(-1, MOST),
         "reason": _one_of(_REASONS),
-        "step": _whole(0, _MOST),
-        "events": _whole(0, _MOST),
+        "step": _whole(0, MOST),
+        "events": _whole(0, MOST),
     }
 
 
@@ -294,7 +292,7 @@ def _events(
         fail(part, document, "the order and the columns of events")
     order, columns = document["order"], document["columns"]
     _lists([order], f"{part}.order")
-    _whole(0, _MOST)(order, f"{part}.order")
+    _whole(0, MOST)(order, f"{part}.order")
     if type(columns) is not dict:
         fail(f"{part}.columns", columns, "a table for each kind of event")
     for kind, table in columns.items():
@@ -333,7 +331,7 @@ def _regions(regions: Any, fields: Mapping[str, tuple[str, ...]], common: Mappin
         common["storages"]([inputs, outputs], where)
         call = {
             "op": _texts,
-            "occurrence": _whole(-_MOST, _MOST),
+            "occurrence": _whole(-MOST, MOST),
             "outputs": _metas(least=-1),
             "first": place,
             "last": place,

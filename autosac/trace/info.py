@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 from autosac.files.schema import STRICT, Fault, Within, fitted
 from autosac.limits import MOST_GPUS, MOST_LOSS_CHUNKS
 
-_MOST, _MOST_BYTES = 2**62, 2**50
-Size = Annotated[int, Within(0, _MOST_BYTES)]
-DynamicSize = Annotated[int, Within(-1, _MOST_BYTES)]
-Count = Annotated[int, Within(1, _MOST)]
+MOST, MOST_BYTES = 2**62, 2**50  # of any number, and of bytes
+Size = Annotated[int, Within(0, MOST_BYTES)]
+DynamicSize = Annotated[int, Within(-1, MOST_BYTES)]
+Count = Annotated[int, Within(1, MOST)]
 Degree = Annotated[int, Within(1, MOST_GPUS)]
 TensorLayout: TypeAlias = tuple[tuple[Size, ...], tuple[Size, ...], str]
 """Shape and stride (elements) and dtype of a tensor."""
@@ -91,7 +91,7 @@ class TraceInfo:
     rank: Annotated[int, Within(0, MOST_GPUS - 1)] = 0
     local_batch_size: Count | None = None
     seq_len: Count | None = None
-    tokens_per_step: Annotated[int, Within(0, _MOST)] | None = None
+    tokens_per_step: Annotated[int, Within(0, MOST)] | None = None
     flops_per_token: Annotated[float, Within(0, 1e30)] | None = None
     parallelism: Parallelism = _ALONE
     parameter_shapes: Mapping[str, tuple[Size, ...]] = field(default_factory=dict)

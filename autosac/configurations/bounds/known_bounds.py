@@ -19,7 +19,6 @@ from autosac.configurations.space.wanted import Own, Wanted
 from autosac.estimator.power import budget_of
 
 _SAFE = 1 - 1e-9  # sums in another order
-_REACHED = 0.75  # of the peak of a large model's step under full checkpointing, memory bounds
 
 
 class LayoutBounds:
@@ -46,10 +45,6 @@ class LayoutBounds:
         """Within the search's budget or another one. `paths`: see `bounds.bounds.bound_ms`."""
         room = self._machines.room_bytes(layout) if room_bytes is None else room_bytes
         return bound_ms(layout, shape, room, paths=paths) * self._machines.weight(layout) * _SAFE
-
-    def likely(self, layout: Layout, sheet: Sheet) -> float:
-        """The bound within less than the search's memory: a step needs more than its memory bound says."""
-        return self.least(layout, self.shape(layout, sheet), _REACHED * self._machines.room_bytes(layout))
 
     def shape(self, layout: Layout, sheet: Sheet | None) -> ModelCosts:
         """By a layout's sheet; without one, only ratios of times and what the job says are known."""

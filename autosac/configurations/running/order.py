@@ -6,6 +6,8 @@ import math
 
 from autosac.configurations.space.layout import Layout
 
+REACHED = 0.75
+"""Of the memory that a large model's step needs under full checkpointing, by memory bounds."""
 _PUT_OFF = 0.02
 _LIKELY = 1.5
 

@@ -34,7 +34,7 @@ from autosac.configurations.evaluating.workers import WorkerLost, Workers
 from autosac.configurations.found.job_files import job_path, written_job
 from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds, told_as
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
-from autosac.configurations.running.order import preferred, put_off
+from autosac.configurations.running.order import REACHED, preferred, put_off
 from autosac.configurations.running.refusals import Refusals, hopeful
 from autosac.configurations.running.sampling import Sampler, sampled
 from autosac.configurations.running.too_large import TooLarge
@@ -149,8 +149,8 @@ class TitanSearch:
         return self.result()
 
     def _priority(self, layout: Layout, bound: float) -> float:
-        sheet = self.sheet_of(layout)
-        return put_off(layout, bound, self.bounds.likely(layout, sheet) if isinstance(sheet, Sheet) else bound)
+        likely = self.sheet_bound(layout, REACHED * self._machines.room_bytes(layout), paths=False)
+        return put_off(layout, bound, bound if likely is None else likely)
 
     def _sampler(self) -> Sampler[Layout]:
         own, space = self._own, self._wanted.space
@@ -221,14 +221,14 @@ class TitanSearch:
             without.append(answer["refused"])
         raise CaptureError(f"no layout of the space can be captured: {reasons[0]}")
 
-    def sheet_bound(self, layout: Layout, room_bytes: float | None = None) -> float | None:
+    def sheet_bound(self, layout: Layout, room_bytes: float | None = None, *, paths: bool = True) -> float | None:
         """The second bound, in the objective's unit, within the search's budget or another one (of simulated allocations);
-        None before its sheet is there.
+        None before its sheet is there. `paths`: see `bounds.bounds.bound_ms`.
         """
         sheet = self.sheet_of(layout)
         if not isinstance(sheet, Sheet):
             return None
-        return self.bounds.least(layout, self.bounds.shape(layout, sheet), room_bytes, paths=True)
+        return self.bounds.least(layout, self.bounds.shape(layout, sheet), room_bytes, paths=paths)
 
     def least_bytes(self, layout: Layout) -> float:
         """The memory bound by what is known."""
