@@ -36,6 +36,8 @@ from autosac.trace import ModuleEnter, Op, Phase, Trace
 FOLDERS = {
     "h100-sxm-80gb": "NVIDIA_H100_80GB_HBM3",
     "a100-pcie-80gb": "NVIDIA_A100_80GB_PCIe",
+    "v100-pcie-32gb": "Tesla_V100-PCIE-32GB",
+    "l4": "NVIDIA_L4",
     "mi210": "AMD_Instinct_MI210",
     "mi250": "AMD_Instinct_MI250",
 }

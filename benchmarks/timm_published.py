@@ -2,9 +2,9 @@
 DIR`` from the repository's root.
 
 DIR is the folder `results` of github.com/huggingface/pytorch-image-models. Its benchmarks ran each model under autocast to
-float16: training steps with SGD on an RTX 3090 (PyTorch 1.12, whose attention was not fused), and forwards on an RTX 3090 and
-an RTX 4090 (PyTorch 2.4). ViT and ConvNeXt are written out in `h100_study.vision`, convolutional networks in
-`timm_convnets`; these are published with channels first and last.
+float16: training steps with SGD on an RTX 3090 (PyTorch 1.12, whose attention was not fused), and forwards on an RTX 3090,
+an RTX 4090 (PyTorch 2.4) and an RTX 5090 (2.9). ViT and ConvNeXt are written out in `h100_study.vision`, convolutional
+networks in `timm_convnets`; these are published with channels first and last.
 """
 
 from __future__ import annotations
@@ -89,12 +89,16 @@ FILES = {  # GPU, whether it trains, whether attention was fused
     "benchmark-train-amp-{}-pt112-cu113-rtx3090.csv": ("rtx-3090", True, False),
     "benchmark-infer-amp-{}-pt240-cu124-rtx3090.csv": ("rtx-3090", False, True),
     "benchmark-infer-amp-{}-pt240-cu124-rtx4090.csv": ("rtx-4090", False, True),
+    "benchmark-infer-amp-nchw-pt291-cu130-5090.csv": ("rtx-5090", False, True),
 }
+LAYOUTS = ("nchw", "nhwc")
 
 
 def published(folder: Path) -> Iterator[Published]:
     """The figures of MODELS at 224 pixels. UsageError if a file is not there."""
-    for (name, (gpu, trains, fused)), layout in itertools.product(FILES.items(), ("nchw", "nhwc")):
+    for (name, (gpu, trains, fused)), layout in itertools.product(FILES.items(), LAYOUTS):
+        if layout != LAYOUTS[0] and name.format(layout) == name:  # published in one layout only
+            continue
         path = folder / name.format(layout)
         last = layout == "nhwc"
         if not path.is_file():

@@ -84,7 +84,7 @@ class LearnedAttention:
         """Use the trees of `hardware`, or of the profile that it names; without either, know nothing."""
         self._hardware = hardware
         self._bundle = load_bundle(hardware.name) or load_bundle(hardware.models_of)
-        self._rates = Rates.of(hardware, "bfloat16")
+        self._rates = Rates.of(hardware, hardware.half)
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
         """Prices of the fused attentions among them."""

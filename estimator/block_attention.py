@@ -134,6 +134,8 @@ class BlockAttention:
 
     def _slower(self, shape: AttentionShape) -> float:
         """One processor relative to the H100's."""
-        unit = "tf32" if shape.dtype == "float32" else "bfloat16"
-        fitted, mine = (gpu.peak_flops(unit) / gpu.sm_count for gpu in (self._fitted, self._hardware))
+        single = shape.dtype == "float32"
+        fitted, mine = (
+            gpu.peak_flops("tf32" if single else gpu.half) / gpu.sm_count for gpu in (self._fitted, self._hardware)
+        )
         return fitted / mine

@@ -148,6 +148,16 @@ class Hardware:
             return rates["float32"] * 1e12 / 64
         return rates.get(arithmetic, rates["float32"]) * 1e12
 
+    @property
+    def half(self) -> str:
+        """The type of 16 bits that its matrix units take: "bfloat16", and "float16" where they do not know that."""
+        rates = dict(self.peak_tflops)
+        return "float16" if "float16" in rates and "bfloat16" not in rates else "bfloat16"
+
+    def multiplies(self, arithmetic: str) -> bool:
+        """Whether it has units for this arithmetic, as its profile's `peak_tflops` calls it."""
+        return arithmetic in dict(self.peak_tflops)
+
     def fitted_elsewhere(self, name: str) -> str:
         """How the source of a price ends that was fitted to the GPU `name`: ``@name``, or nothing if it is this one."""
         return "" if self.name == name else f"@{name}"

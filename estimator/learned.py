@@ -68,6 +68,9 @@ _TF32_LAYOUT = {(False, True): 1.0, (False, False): 1.1, (True, False): 1.6, (Tr
 # TF32 on an A100, where one wave of tiles of 128 x 128 holds the result: 3.0 ns more for each k, 1.5 us sooner ready. Fitted
 # to 45 aligned kinds of `mm` and `addmm` in an A100's trace (11.1 -> 5.0 %); 44 others of it were held out (11.8 -> 4.8 %).
 _TF32_LOOP_MS, _TF32_SOONER_MS, _TILE = 3.0e-6, 1.5e-3, 128
+# No product is faster than the peak at the highest clock, which is above the data sheet's: the fastest square products that
+# owners of GeForce cards measured (`benchmarks/square_products.py`) reach 1.00 (RTX 4090), 1.08 (3090) and 1.12 (5090) of it.
+_HIGHEST_CLOCK = 1.08
 # The trees know kernels that were timed back to back, where one starts while the one before it drains. Between other kernels
 # products of less than 15 us took longer by 2.2 to 4.0 us (quartiles) in TraceLens's H100 traces (171dd747), by 2.6 to 3.4 on
 # its B200 and by 4.3 to 5.0 on the A100s of HolisticTraceAnalysis's trace (f4d0062c): by a short kernel's time and 0.4 us,
@@ -160,7 +163,7 @@ class LearnedMatmul:
                 groups[i], product = signature, grouped.as_one(signature, product)
             unit = arithmetic(product.dtype, tf32=self._tf32)
             model = "gemm.float8" if unit == "float8" else "gemm.bfloat16"
-            if _is_learned(product, unit) and model in self._bundle.trees:
+            if self._is_learned(product, unit) and model in self._bundle.trees:
                 deep = product._replace(k=2 * product.k) if unit == "tf32" else product
                 moved = 0.0 if i in groups else float(tensor_bytes(signature.inputs) + tensor_bytes(signature.outputs))
                 promotes = unit == "float8" and promotes_sums(signature, self._hardware)
@@ -175,10 +178,16 @@ class LearnedMatmul:
                 answers[place] = one._replace(ms=grouped.grouped_ms(signature, one.ms, self._hardware))
         return answers
 
+    def _is_learned(self, product: Matmul, unit: str) -> bool:
+        """Products without elements are not, nor are those in bfloat16 where nothing multiplies that (`tiled.py`)."""
+        known = unit in ("float16", "tf32", "float8") or (unit == "bfloat16" and self._hardware.half == unit)
+        return known and min(product.batch, product.m, product.n, product.k) > 0
+
     def _products(self, bundle: Bundle, model: str, rows: Sequence[_Product]) -> list[Estimate]:
         """Matrix products of one arithmetic, in one batch."""
         kind = model.removeprefix("gemm.")
-        rates, item = Rates.of(self._hardware, kind), 1.0 if kind == "float8" else 2.0
+        unit, item = ("float8", 1.0) if kind == "float8" else (self._hardware.half, 2.0)
+        rates = Rates.of(self._hardware, unit)
         m, n, k = np.array([(r.shape.batch * r.shape.m, r.shape.n, r.shape.k) for r in rows], dtype=np.float64).T
         moved_ms = np.array([row.moved_bytes for row in rows]) / rates.bandwidth * 1e3
         efficiency = np.exp(bundle.trees[model].predict(gemm_features(m, n, k, item, rates)))
@@ -187,6 +196,7 @@ class LearnedMatmul:
         factors = {_ROW_BYTES: 1.0, 4: self._since(_EVEN_ROWS, fallback), 2: self._since(_ODD_ROWS, fallback)}
         slower = np.array([factors.get(row.alignment, fallback) - 1 for row in rows])
         ms = gemm_baseline_ms(m, n, k, item, rates) * efficiency * layout / sustained(self._hardware)
+        ms = np.maximum(ms, 2 * m * n * k / (_HIGHEST_CLOCK * rates.flops) * 1e3)
         ms *= np.where([row.promotes for row in rows], _PROMOTED, 1.0)
         if kind == "float8" and self._hardware.compute_capability[0] == 9:
             ms -= np.minimum(_QUANTIZED[0] * ms, _QUANTIZED[1])
@@ -250,7 +260,3 @@ def row_alignment(signature: Signature) -> int:
         if len(meta.shape) >= 2 and min(meta.shape[-2:]) > 1
     ]
     return math.gcd(_ROW_BYTES, *pitches)
-
-
-def _is_learned(product: Matmul, unit: str) -> bool:
-    return unit in ("float16", "bfloat16", "tf32", "float8") and min(product.batch, product.m, product.n, product.k) > 0

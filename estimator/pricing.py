@@ -79,6 +79,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     Raises:
         HardwareError: a file that the profile names is missing or damaged.
     """
+    tf32, conv_tf32 = tf32 and hardware.multiplies("tf32"), conv_tf32 and hardware.multiplies("tf32")
     operators: list[OperatorModel] = []
     if hardware.measured:
         operators.append(ProfiledModel.load(hardware.measured))

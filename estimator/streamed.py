@@ -46,13 +46,22 @@ class Streamed:
         left = np.log(none * self.hardware.l2_bytes) - np.log(np.maximum(nbytes, 1.0))
         return np.asarray(np.clip(left / math.log(none / full), 0.0, 1.0))
 
+    def relative(self, hit: float) -> float:
+        """What a byte takes of which the L2 serves this share, relative to one from memory."""
+        fast, slow = self._rates()
+        return hit * slow / fast + 1 - hit
+
+    def _rates(self) -> tuple[float, float]:
+        """Bytes a millisecond from the L2, and from memory."""
+        hardware = self.hardware
+        slow = SHARE * hardware.mem_bandwidth_gbps * 1e6
+        return max(CYCLE_BYTES * hardware.sm_count * hardware.boost_mhz * 1e3, slow), slow
+
     def traffic_ms(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """What the bytes take, without a start."""
-        hardware = self.hardware
-        fast = CYCLE_BYTES * hardware.sm_count * hardware.boost_mhz * 1e3
-        slow = SHARE * hardware.mem_bandwidth_gbps * 1e6
+        fast, slow = self._rates()
         hit = self.cached(nbytes)
-        return np.asarray(nbytes * (hit / max(fast, slow) + (1 - hit) / slow))
+        return np.asarray(nbytes * (hit / fast + (1 - hit) / slow))
 
     def milliseconds(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """A contiguous elementwise kernel."""

@@ -1,4 +1,4 @@
-"""Products in plain float32 or float64: tiles of the result, dealt to the processors in waves.
+"""Products that no matrix unit computes, in plain float32 or float64: tiles of the result, dealt to the processors in waves.
 
 There are no tensor cores to feed, so a kernel's rate inside a tile is nearly constant and what varies is how many
 processors have a tile to work on. With T tiles of a x b elements on P processors and a rate r of one processor,
@@ -10,7 +10,9 @@ processors have a tile to work on. With T tiles of a x b elements on P processor
 e_ab is a tile shape's rate relative to the largest; `idle` is below one because two tiles share a processor, so that
 the last ones run faster when they are alone. Three quarters of the time that the result takes to be written lie beside no
 arithmetic: what a score matrix of a shallow product costs (fitted to [2048, 64] x [64, 2048] in NeuSight's tables, H100 and
-A100). Processors with 64 float32 lanes (compute capability 7.0 and 8.0) feed nearly all of them, those with 128 do not.
+A100). Processors with 64 float32 lanes (compute capability 7 and 8.0) feed nearly all of them, those with 128 do not; least
+where half of these compute in integers, too (8.6, 8.9 and 12). Before compute capability 8.0 nothing multiplies bfloat16, and
+such products convert on the way to float32 (`_CONVERTED`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,12 @@ _EFFICIENCY = (
     0.785  # of the peak inside a tile; chosen so that three float32 Llama steps measured on an H100 come out right
 )
 _EFFICIENCY_64_LANES = 0.95  # NeuSight's tables, A100: 16 kinds of products
+# Square products of ten GPUs (`benchmarks/square_products.py`): 0.62 to 0.69 of the data sheet's peak on RTX 3090, 4090, 5090,
+# A6000 and PRO 6000; held out: 3080, 3070, 4070 SUPER, 4070 Ti SUPER, A4000 (0.71, 0.67, 0.70, 0.69, 0.62).
+_EFFICIENCY_SHARED_LANES = 0.68
+# Rate of products in bfloat16 relative to float32, from the same table: a V100 and an RTX 2080 Ti; held out: a V100S (0.73),
+# an RTX 2080 and a T10 (0.56, 0.56). Three T4s, which reach their power, have 0.46 to 0.59.
+_CONVERTED = {(7, 5): 0.56, (7, 0): 0.73}
 _WRITTEN_ALONE = 0.75
 _REL_STD = 0.08
 
@@ -49,7 +57,7 @@ class TiledMatmul:
         """
         self._hardware = hardware
         self._tf32 = tf32
-        fed = _EFFICIENCY_64_LANES if hardware.compute_capability in ((7, 0), (8, 0)) else _EFFICIENCY
+        fed = _fed(hardware.compute_capability)
         own = dict(hardware.efficiency)
         self._efficiency = own.get("matmul_float32", fed * min(1.0, own.get("matmul", 1.0) / 0.72))
 
@@ -61,12 +69,18 @@ class TiledMatmul:
         if family(signature.name) not in ("matmul", "batched_matmul"):
             return None
         product = matmul_shape(signature)
-        if product is None or product.dtype not in ("float32", "float64"):
+        if product is None:
             return None
         unit = arithmetic(product.dtype, tf32=self._tf32)
-        if unit == "tf32":
+        if unit == "bfloat16" and self._hardware.half != unit:
+            return Estimate(self.milliseconds(product, "float32") / self._converted(), "tiles", _REL_STD)
+        if unit not in ("float32", "float64"):
             return None
         return Estimate(self.milliseconds(product, unit), "tiles", _REL_STD)
+
+    def _converted(self) -> float:
+        capability = self._hardware.compute_capability
+        return next((rate for since, rate in _CONVERTED.items() if capability >= since), 1.0)
 
     def milliseconds(self, p: Matmul, unit: str) -> float:
         """The formula of the module's docstring, and never less than reading and writing takes."""
@@ -87,3 +101,10 @@ class TiledMatmul:
         moved = p.batch * (p.m * p.k + p.k * p.n + p.m * p.n) * item / bandwidth
         written = p.batch * p.m * p.n * item / bandwidth
         return max(best + _WRITTEN_ALONE * written, moved, hardware.kernel_us * 1e-6) * 1e3
+
+
+def _fed(capability: tuple[int, int]) -> float:
+    """The share of the float32 peak that kernels reach inside a tile."""
+    if capability <= (8, 0):
+        return _EFFICIENCY_64_LANES
+    return _EFFICIENCY_SHARED_LANES if capability[0] in (8, 12) else _EFFICIENCY

@@ -87,7 +87,7 @@ class TiledAttention:
 
 
 def _processor(hardware: Hardware) -> float:
-    return hardware.peak_flops("bfloat16") / hardware.sm_count
+    return hardware.peak_flops(hardware.half) / hardware.sm_count
 
 
 def _tiles(shape: AttentionShape, diagonal: float) -> tuple[float, int]:

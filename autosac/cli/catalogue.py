@@ -67,7 +67,8 @@ def gpu_table(found: Sequence[Hardware]) -> RenderableType:
 def gpu_facts(gpu: Hardware) -> RenderableType:
     """All that is known of one GPU that people can use."""
     grid = fact_grid()
-    rates = ", ".join(f"{short} {_rate(gpu, name)}" for name, short in _RATES if _rate(gpu, name) != "-")
+    known = (*_RATES, ("float16", "fp16")) if gpu.half == "float16" else _RATES
+    rates = ", ".join(f"{short} {_rate(gpu, name)}" for name, short in known if gpu.multiplies(name))
     major, minor = gpu.compute_capability
     models = f"fitted to {gpu.models_of}" if gpu.models_of == gpu.name else f"scaled from {gpu.models_of}"
     rows = {

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autosac.errors import PlanError
+from autosac.errors import PlanError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
+from autosac.target import TargetGPU
 
 # What decides the computation, by section of the job file (None: all of it). Other settings (metrics, learning rate, data
 # set, number of steps, ...) may differ between the job that was planned and the one that runs.
@@ -89,6 +90,19 @@ def _digest(component: Any) -> str:
 def compiles_model(settings: Mapping[str, str]) -> bool:
     """Whether the job compiles its model, by the settings that decide what it computes."""
     return settings.get("compile.enable") == "True" and "model" in settings.get("compile.components", "model")
+
+
+def check_compiles(gpu: TargetGPU, settings: Mapping[str, str]) -> None:
+    """UsageError if the job compiles its model and PyTorch compiles nothing of that kind on this GPU."""
+    if (
+        compiles_model(settings)
+        and settings.get("training.mixed_precision_param") == "bfloat16"
+        and not gpu.has_bfloat16
+    ):
+        raise UsageError(
+            f"{gpu.name} does not compute in bfloat16, and PyTorch compiles nothing in it there: leave compile.enable off,"
+            " or set --training.mixed_precision_param float32"
+        )
 
 
 def asks_to_compile(config_file: str | None, overrides: Sequence[str]) -> bool | None:

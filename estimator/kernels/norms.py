@@ -10,7 +10,8 @@ cache if all rows under way fit there. Short rows wait:
 
 The gradient of weight and bias gives 32 columns to one block of 1,024 threads, which walks down all rows, 256 at a turn: with
 512 columns 16 blocks are at work, whatever the GPU's size. Above 65,536 rows a grid shares them (since PyTorch 2.8).
-Tensors that are not contiguous are copied first.
+Tensors that are not contiguous are copied first. `bytes / bandwidth` is what an H100 takes; where the L2 is further ahead of
+the memory (Ada), it is less for tensors that the L2 holds (`Streams.cached_gain`).
 
 Group norm reads each group in one block of 512 threads, then scales with operands that are broadcast:
 
@@ -64,7 +65,8 @@ def layer_norm_us(streams: Streams, signature: Signature) -> float | None:
     missed = streams.missed(min(rows, streams.resident(_BLOCK)) * length * item, _CACHED)
     wait = _WAIT_RMS_US if "rms" in signature.name else _WAIT_US
     walk = streams.slower * max(1.0, rows / streams.resident(_BLOCK)) * (wait + _LONGER_US * length * item / _ROW)
-    read = (2 + missed) * rows * length * item / (streams.peak_bytes_per_us * _READ)
+    nbytes = rows * length * item
+    read = (2 + missed) * nbytes / (streams.peak_bytes_per_us * _READ) * streams.cached_gain(2 * nbytes)
     both = float((walk**_OVERLAP + read**_OVERLAP) ** (1 / _OVERLAP))
     return _START * streams.kernel_us + both + _made_contiguous_us(streams, (data,), out)
 
@@ -79,9 +81,10 @@ def layer_norm_gradient_us(streams: Streams, signature: Signature) -> float | No
     start = _START_BACKWARD * streams.kernel_us
     waves = max(1.0, rows / streams.resident(_BLOCK))
     walk = waves * (_WAIT_BACKWARD_US + _LONGER_BACKWARD_US * length * item / _ROW)
-    us = start + streams.slower * walk + _PASSES_BACKWARD * nbytes / streams.bytes_per_us
+    gain = streams.cached_gain(3 * nbytes)
+    us = start + streams.slower * walk + gain * _PASSES_BACKWARD * nbytes / streams.bytes_per_us
     if len(signature.outputs) > 1:
-        us += start + _weight_us(streams, rows, length, nbytes)
+        us += start + _weight_us(streams, rows, length, gain * nbytes)
     return us + _made_contiguous_us(streams, signature.inputs[:2], out)
 
 

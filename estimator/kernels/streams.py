@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from autosac.estimator.hardware import Hardware
+from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.memory_bound import LearnedMemory
+from autosac.estimator.streamed import Streamed
 from autosac.estimator.work import STREAMED, moved_bytes
 from autosac.trace import Signature, TensorMeta
 
@@ -13,7 +14,8 @@ from autosac.trace import Signature, TensorMeta
 _FILLED = 0.974
 # Of the shortest kernel in a step: zeros in `autosac calibrate`, one call after the other.
 _START = 0.77
-_FITTED_MHZ = 1830.0  # of the GPU that waits were measured on
+_FITTED = "h100-sxm-80gb"  # what single calls were measured on
+_FITTED_MHZ = 1830.0  # its clock
 _THREADS, _BLOCKS = 2048, 32  # that a processor holds at once
 
 
@@ -32,6 +34,14 @@ class Streams:
         """What a wait takes relative to an H100: latencies are cycles."""
         self.memory = LearnedMemory(hardware)
         """The model of memory-bound operators."""
+
+    def cached_gain(self, nbytes: float) -> float:
+        """What reading takes of a working set of so many bytes, relative to what rules say that were fitted on an H100 and
+        know of no L2: less where the L2 is further ahead of the memory than there. At most 1.
+        """
+        own, fitted = (Streamed(hardware=gpu) for gpu in (self.hardware, load_hardware(_FITTED)))
+        share = float(own.cached(np.array([nbytes]))[0])
+        return min(1.0, own.relative(share) / fitted.relative(share))
 
     def plain_us(self, nbytes: float) -> float:
         """A contiguous elementwise kernel that moves this many bytes."""

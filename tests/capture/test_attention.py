@@ -59,6 +59,8 @@ def chosen(
         ({"key_heads": 2, "dtype": torch.float32}, MATH),
         ({"capability": AMPERE}, FLASH),
         ({"capability": TURING, "dtype": torch.float16}, EFFICIENT),
+        ({"capability": TURING, "dtype": torch.bfloat16}, MATH),
+        ({"capability": TURING, "dtype": torch.float32}, EFFICIENT),
     ],
 )
 def test_priorities_without_cudnn(arguments: Any, expected: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,6 +325,26 @@ def test_a_graph_that_cannot_be_generated_is_interpreted(tmp_path: Path) -> None
     assert {"triton.triton_red_fused", "triton.triton_poi_fused"} < names
 
 
+def test_before_ampere_bfloat16_is_not_compiled() -> None:
+    """Inductor skips such graphs on a T4: the operators run one by one, as they do there, and a note says so."""
+    turing = TargetGPU(name="Tesla T4", compute_capability=(7, 5))
+    trace = capture_eager(_make_half, EagerRequest(gpu=turing))
+    names = {signature.name for signature in trace.signatures}
+    assert "aten.silu.default" in names and not any("triton" in name for name in names)
+    assert "code that Inductor skips runs uncompiled: BF16 is not supported" in trace.info.notes
+
+
+def _make_half(device: torch.device) -> Any:
+    model = torch.compile(Gated().to(device, torch.bfloat16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.randn(TOKENS, WIDTH, device=device, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+
+    return model, step
+
+
 @pytest.mark.parametrize(
     ("settings", "beginnings"),
     [

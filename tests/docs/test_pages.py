@@ -63,7 +63,7 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
         "--module", "--config", "--job", "--nproc-per-node",  # TorchTitan, torchrun
         "--trials", "--seed", "--truth", "--measured", "--profile", "--stages", "--captures",
     "--growth", "--out", "--only",  # benchmarks
-        "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--exhaustive",  # benchmarks
+        "--again", "--files", "--list", "--mutants", "--limit", "--quick", "--tables", "--table", "--exhaustive",  # benchmarks
         "--examples", "--covered", "--calibrated", "--csv", "--check", "--gpt", "--cold", "--commands",  # benchmarks
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
         "--splits", "--small", "--polish", "--unseen", "--held-out", "--repeat", "--page", "--data", "--full-precision",

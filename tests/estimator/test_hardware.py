@@ -24,7 +24,8 @@ def test_the_promised_gpus_are_there() -> None:
     """Every GPU that the documentation names has a profile."""
     wanted = """a100-sxm-40gb a100-pcie-40gb a100-sxm-80gb a100-sxm-80gb-330w a100-pcie-80gb h100-sxm-80gb h100-pcie-80gb
     h100-nvl-94gb h100-sxm-96gb-meta h200-sxm-141gb h20-96gb b200-sxm-180gb l40s a40 a10g rtx-a6000 rtx-6000-ada
-    rtx-3090 rtx-4090 rtx-5090 mi300x"""
+    rtx-3090 rtx-4090 rtx-5090 mi300x v100-sxm2-16gb v100-sxm2-32gb v100-pcie-16gb v100-pcie-32gb t4 l4 rtx-pro-6000
+    h800-sxm-80gb a800-sxm-80gb gh200-96gb gb200-186gb mi325x"""
     assert set(wanted.split()) <= set(known_hardware())
 
 
@@ -50,6 +51,15 @@ def test_missing_rates_fall_to_the_next_wider_type() -> None:
     """An A100 has no 8-bit floats: they run as bf16."""
     a100 = load_hardware("a100-sxm-80gb")
     assert a100.peak_flops("float8") == a100.peak_flops("bfloat16")
+
+
+@pytest.mark.parametrize(("name", "half"), [("v100-sxm2-16gb", "float16"), ("t4", "float16"), ("l4", "bfloat16")])
+def test_before_ampere_matrix_units_know_no_bfloat16(name: str, half: str) -> None:
+    """There, bfloat16 runs at float32's rate, and TF32 is float32."""
+    gpu = load_hardware(name)
+    assert gpu.half == half and gpu.multiplies(half) and gpu.multiplies("tf32") == (half == "bfloat16")
+    if half == "float16":
+        assert gpu.peak_flops("bfloat16") == gpu.peak_flops("tf32") == gpu.peak_flops("float32")
 
 
 @pytest.mark.parametrize(

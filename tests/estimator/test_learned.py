@@ -154,6 +154,24 @@ def test_a_gpu_without_models_borrows_the_nearest_and_says_so(mm: Callable[..., 
     assert LearnedMatmul(load_hardware("mi300x")).estimate([mm(8192, 8192, 8192)]) == [None]
 
 
+@pytest.mark.parametrize(("gpu", "dtype", "peak"), [("v100-sxm2-16gb", "float16", 125e12), ("t4", "float16", 65e12)])
+def test_volta_and_turing_multiply_float16(mm: Callable[..., Signature], gpu: str, dtype: str, peak: float) -> None:
+    """A large product reaches between a half and all of the tensor cores' peak; bfloat16 is left to the tiles of float32."""
+    product = LearnedMatmul(load_hardware(gpu))
+    (answer,) = product.estimate([mm(8192, 8192, 8192, dtype)])
+    assert answer is not None and peak / 2 < _tflops(2 * 8192**3, answer.ms) * 1e12 < peak
+    assert product.estimate([mm(8192, 8192, 8192, "bfloat16")]) == [None]
+
+
+@pytest.mark.parametrize("gpu", ["rtx-3090", "rtx-4090", "rtx-5090"])
+def test_a_geforce_is_no_faster_than_its_highest_clock(mm: Callable[..., Signature], gpu: str) -> None:
+    """What scales the L40S's trees up ends at 1.08 of the card's own peak, which large products reach."""
+    hardware = load_hardware(gpu)
+    (answer,) = LearnedMatmul(hardware).estimate([mm(10240, 10240, 10240)])
+    assert answer is not None
+    assert _tflops(2 * 10240**3, answer.ms) * 1e12 == pytest.approx(1.08 * hardware.peak_flops("bfloat16"), rel=1e-3)
+
+
 def test_a_capped_part_sustains_less(mm: Callable[..., Signature]) -> None:
     """`sustained = 0.5` doubles the time of a compute-bound product."""
     capped = replace(H100, efficiency=(("sustained", 0.5),))

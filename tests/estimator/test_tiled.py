@@ -51,6 +51,27 @@ def test_processors_of_64_lanes_are_fed(mm: Callable[..., Signature]) -> None:
     assert answer.ms == pytest.approx(wave + 0.75 * 1536 * 1152 * 4 / (2039e9 * 0.88) * 1e3)
 
 
+@pytest.mark.parametrize("gpu", ["rtx-3090", "l4", "rtx-5090"])
+def test_lanes_that_compute_in_integers_too_reach_less(mm: Callable[..., Signature], gpu: str) -> None:
+    """One wave of 128 x 128 tiles, two for each processor: 68 % of the peak, or what the profile says."""
+    hardware = load_hardware(gpu)
+    (answer,) = TiledMatmul(hardware).estimate([mm(128 * hardware.sm_count, 128, 8192, "float32")])
+    assert answer is not None
+    rate = dict(hardware.peak_tflops)["float32"] * 1e12 * dict(hardware.efficiency).get("matmul_float32", 0.68)
+    wave = 2 * 128 * 128 * 8192 * hardware.sm_count / rate * 1e3
+    written = 0.75 * 128 * 128 * hardware.sm_count * 4 / (hardware.mem_bandwidth_gbps * 1e9 * 0.88) * 1e3
+    assert answer.ms == pytest.approx(wave + written)
+
+
+@pytest.mark.parametrize(("gpu", "rate"), [("v100-sxm2-32gb", 0.73), ("t4", 0.56)])
+def test_bfloat16_without_units_is_converted_float32(mm: Callable[..., Signature], gpu: str, rate: float) -> None:
+    """A product in bfloat16 takes that much longer than in float32; where it has units, it is none of the tiles' business."""
+    tiles = TiledMatmul(load_hardware(gpu))
+    single, half = tiles.estimate([mm(4096, 4096, 4096, "float32"), mm(4096, 4096, 4096, "bfloat16")])
+    assert single is not None and half is not None and half.ms == pytest.approx(single.ms / rate)
+    assert TiledMatmul(H100).estimate([mm(4096, 4096, 4096, "bfloat16")]) == [None]
+
+
 def test_few_tiles_are_split_along_k(mm: Callable[..., Signature]) -> None:
     """One tile with k = 2^20 is far faster on 16 processors than on one."""
     alone = 2 * 128 * 128 * 2**20 / _PER_PROCESSOR * 1e3

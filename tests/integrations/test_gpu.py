@@ -39,8 +39,8 @@ def test_every_profile_recognises_itself() -> None:
 
 
 def test_an_unknown_device_is_refused() -> None:
-    """A T4, or an A100 slice with half of its memory, is no profile; the message says what the machine has."""
-    with pytest.raises(UsageError, match=r"Tesla T4 \(40 multiprocessors, 14\.6 GiB\): name one"):
-        match_gpu("Tesla T4", (7, 5), 40, int(14.6 * GIB))
+    """A P100, or an A100 slice with half of its memory, is no profile; the message says what the machine has."""
+    with pytest.raises(UsageError, match=r"Tesla P100-PCIE-16GB \(56 multiprocessors, 15\.9 GiB\): name one"):
+        match_gpu("Tesla P100-PCIE-16GB", (6, 0), 56, int(15.9 * GIB))
     with pytest.raises(UsageError, match="known are a100-pcie-40gb"):
         match_gpu("NVIDIA A100-SXM4-80GB MIG 3g.40gb", (8, 0), 42, int(39.4 * GIB))

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosac.titan.settings import job_settings
+import pytest
+
+from autosac.errors import UsageError
+from autosac.target import TargetGPU
+from autosac.titan.settings import check_compiles, job_settings
 
 
 @dataclass
@@ -59,3 +63,16 @@ def test_settings_that_decide_what_is_computed() -> None:
         "optimizer.name": "AdamW",
         "compile.enable": "False",
     }
+
+
+def test_what_pytorch_does_not_compile_is_refused() -> None:
+    """A job in bfloat16 on a GPU that has none of it, compiled; not if it is eager, in float32, or the GPU is an Ampere."""
+    settings = {"compile.enable": "True", "training.mixed_precision_param": "bfloat16"}
+    volta = TargetGPU(name="Tesla V100", compute_capability=(7, 0))
+    with pytest.raises(
+        UsageError, match=r"^Tesla V100 does not compute in bfloat16, and PyTorch compiles nothing in it"
+    ):
+        check_compiles(volta, settings)
+    check_compiles(volta, settings | {"compile.enable": "False"})
+    check_compiles(volta, settings | {"training.mixed_precision_param": "float32"})
+    check_compiles(TargetGPU(compute_capability=(8, 0)), settings)

@@ -8,38 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosac.target import TargetGPU
+from autosac.target import WARP, TargetGPU
 
 CUDA = torch.device("cuda", 0)
-_WARP = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Properties:
-    """The part of ``torch.cuda.get_device_properties`` that code generation reads."""
-
-    name: str
-    major: int
-    minor: int
-    multi_processor_count: int
-    total_memory: int
-    L2_cache_size: int
-    warp_size: int = _WARP
-    gcnArchName: str = ""
-    # The same for every data-centre GPU since Volta.
-    regs_per_multiprocessor: int = 65536
-    max_threads_per_multi_processor: int = 2048
-    max_threads_per_block: int = 1024
-    shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 232448
-    shared_memory_per_multiprocessor: int = 233472
 
 
 class _Driver:
@@ -52,7 +30,7 @@ class _Driver:
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", self._architecture, _WARP)
+        return GPUTarget("cuda", self._architecture, WARP)
 
     def get_current_device(self) -> int:
         return 0
@@ -63,14 +41,7 @@ class _Driver:
 
 def _device(gpu: TargetGPU) -> dict[str, Callable[..., Any]]:
     major, minor = gpu.compute_capability
-    properties = _Properties(
-        name=gpu.name,
-        major=major,
-        minor=minor,
-        multi_processor_count=gpu.sm_count,
-        total_memory=gpu.memory_bytes,
-        L2_cache_size=gpu.l2_bytes,
-    )
+    properties = SimpleNamespace(**gpu.properties())
     return {
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: (major, minor),

@@ -209,7 +209,7 @@ def _states_of_compiled_optimizers() -> None:
 
 
 def _backend(graph: Any, inputs: Any, options: dict[str, Any], target: str) -> Any:
-    from torch._dynamo.exc import RestartAnalysis
+    from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
     style = _Style(bool(options.get("wrap_inductor_compiled_regions")), bool(options.get("triton.cudagraphs")))
     if options.get("triton.cudagraphs"):
@@ -225,6 +225,9 @@ def _backend(graph: Any, inputs: Any, options: dict[str, Any], target: str) -> A
             return _generate(graph, inputs, options, style)
         except (RestartAnalysis, PlanMismatchWarning):  # Dynamo traces once more; a step does not follow its plan
             raise
+        except SkipFrame as e:  # as with a GPU: what Inductor skips is not compiled
+            _asked_for[f"code that Inductor skips runs uncompiled: {e}"] = None
+            raise
         except Exception as e:
             _note(e)
     return _partition(graph, inputs, style)
@@ -239,6 +242,7 @@ class _Style(NamedTuple):
 
 def _generate(graph: Any, inputs: Any, options: dict[str, Any], style: _Style) -> Any:
     """By Inductor. Its exceptions; for those of code generation only the graph that it fails for is interpreted."""
+    from torch._dynamo.exc import SkipFrame
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
 
@@ -247,6 +251,8 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], style: _Style) -
             with _garbage_waits():
                 program = inductor.compile_graph(graph, inputs, simulated.stood_for, **options)
             return _boxed(program, graph, style)
+        except SkipFrame:
+            raise
         except Exception as e:
             _note(e)
             return _interpret(graph, inputs, style=style)

@@ -246,19 +246,10 @@ def _memory_statistics() -> dict[str, Any]:
 
 def properties(gpu: TargetGPU) -> SimpleNamespace:
     """`torch.cuda.get_device_properties`."""
-    major = gpu.compute_capability[0]
     return SimpleNamespace(
         **gpu.properties(),
-        warp_size=32,
-        max_threads_per_block=1024,
-        max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=48 * 2**10,
-        shared_memory_per_block_optin=227 * 2**10 if major >= 9 else 163 * 2**10,
-        shared_memory_per_multiprocessor=228 * 2**10 if major >= 9 else 164 * 2**10,
         is_integrated=False,
         is_multi_gpu_board=False,
-        gcnArchName="",
         uuid="00000000-0000-0000-0000-000000000000",
         pci_bus_id=0,
         pci_device_id=0,

@@ -71,6 +71,7 @@ class AttentionCall(NamedTuple):
         return (
             self._dense(a_single_column=False)
             and (self._half() or self.q.dtype == torch.float32)
+            and (self.q.dtype != torch.bfloat16 or capability >= (8, 0))
             and head == self.k.shape[-1]
             and head % alignment == head_v % alignment == 0
             and self._same_heads()

@@ -14,7 +14,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -262,16 +262,6 @@ def set_stream(stream: Any) -> None:
     _state.stream = stream
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Properties:
-    name: str
-    total_memory: int
-    major: int
-    minor: int
-    multi_processor_count: int
-    L2_cache_size: int
-
-
 class SimulatedDeviceModule(backend_registration._DummyBackendModule):
     """What `torch.get_device_module("simcuda")` returns. Memory queries answer zero: memory is simulated afterwards."""
 
@@ -300,8 +290,8 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
-    def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
-        return True
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        return including_emulation or self.gpu.has_bfloat16
 
     # A generator state is opaque to its users; random operators draw nothing here.
     def get_rng_state(self, *_: Any) -> torch.Tensor:
@@ -331,8 +321,8 @@ class SimulatedDeviceModule(backend_registration._DummyBackendModule):
     def _is_compiled(self) -> bool:
         return True
 
-    def get_device_properties(self, _: Any = None) -> _Properties:
-        return _Properties(**self.gpu.properties())
+    def get_device_properties(self, _: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(**self.gpu.properties())
 
     def get_device_name(self, _: Any = None) -> str:
         return self.gpu.name

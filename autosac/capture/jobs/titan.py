@@ -35,7 +35,7 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.integrations.operators import modules
 from autosac.plans import Plan
-from autosac.titan.settings import check_settings, compiles_model
+from autosac.titan.settings import check_compiles, check_settings, compiles_model
 from autosac.titan.version import has_python_jobs, installed_version
 from autosac.trace import LoadDraw, Parallelism, Trace, TraceInfo
 
@@ -92,6 +92,7 @@ def capture_titan(
     settings = adapter.settings(config)
     if request.plan_file is not None:
         check_settings(Plan.load(request.plan_file).made_for.job_settings, settings)
+    check_compiles(request.gpu, settings)
     if request.observe and compiles_model(settings):
         _leave_uncompiled(config)
     config, cut = cut_of(adapter, config, request)
