@@ -31,8 +31,10 @@ TYPES = ("float32", "tf32", "float16", "bfloat16")
 NAMES = {
     "v100-sxm2-16gb": "V100-SXM2-16GB",
     "t4": "T4 16GB",
+    "rtx-2080-ti": "2080 Ti 22GB",
     "a100-pcie-40gb": "A100-PCIE-40GB|A100 40GB",
     "a100-sxm-80gb": "A100 SXM4 80GB|A800 SXM4 80GB",
+    "rtx-3080-10gb": "3080 10GB",
     "rtx-3090": "3090|3090 24GB",
     "rtx-a6000": "A6000",
     "l4": "L4",
