@@ -13,18 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import TitanJob, plan_job, simulate_job
 from autosac.plans import Plan
+from benchmarks.titan_training.jobs import train as train_ranks
 
-_ROOT = Path(__file__).resolve().parents[2]
 _REAL = 160 * 2**20
 _PROFILE = """name = "wrong"
 description = "a device whose profile is wrong"
@@ -102,21 +98,10 @@ def _tightest(job: Path, profile: Path, ranks: int) -> Plan:
 
 
 def _run(job: Path, ranks: int, arguments: list[str]) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
-    common |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    common["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
-    command = [sys.executable, "-m", "benchmarks.replan.train", str(job), *arguments]
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=_ROOT)
-        for rank in range(ranks)
-    ]
-    codes = [process.wait() for process in processes]
-    if any(codes):
+    reports = train_ranks(job, ranks, arguments)
+    if reports is None:
         raise SystemExit("a rank failed")
-    return [json.loads((job.parent / f"trained-{rank}.json").read_text()) for rank in range(ranks)]
+    return reports
 
 
 def main() -> None:

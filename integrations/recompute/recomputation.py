@@ -145,7 +145,8 @@ class _Recomputation:
         self._made: dict[int, torch.Tensor] = {}
         self._saved: dict[SavedInPart, torch.Tensor] = {}
         self._is_compared = any(holder.witness is not None for holder in self._holders)
-        self._undefined: set[int] = set()  # memories that no kernel has written, if anything is compared
+        # Memories that no kernel has written all of, or that are made of such, if anything is compared.
+        self._undefined: set[int] = set()
         self._flags = tape.flags.before
         self._done = self._last_uses()
 
@@ -251,6 +252,9 @@ class _Recomputation:
         unwritten = set()
         if self._is_compared:
             unwritten = {id(tensor) for tensor in witness.undefined(entry.func, args, kwargs or {}, out)}
+        is_made_of_it = bool(self._undefined) and any(view.memory in self._undefined for view in entry.reads)
+        if is_made_of_it:
+            self._undefined.update(entry.writes)
         del args, kwargs
         plain = plain_in(out)
         if len(plain) != len(entry.outputs):
@@ -261,7 +265,7 @@ class _Recomputation:
         for number, tensor in zip(entry.outputs, plain, strict=True):
             if number >= 0 and number not in self._made and has_storage(tensor):
                 self._made[number] = tensor
-            if id(tensor) in unwritten:
+            if is_made_of_it or id(tensor) in unwritten:
                 self._undefined.add(number)
         del out, plain
         for number in self._done.get(position, ()):

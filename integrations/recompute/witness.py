@@ -26,6 +26,9 @@ _RELATIVE = 0.05
 _STATE_OF_DROPOUT = frozenset({"philox_seed", "philox_offset", "rng_state"})
 _NEVER_FILLED = frozenset({"unused", "debug_attn_mask"})
 _PARTLY_WRITTEN = {"aten::_ctc_loss": 1}  # by position: the loss writes as much as the targets are long
+_JAGGED = ("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
+# Attention whose logsumexp has rows of whole 32s, written up to the queries: the dimension of these.
+_PADDED = {"aten::_scaled_dot_product_efficient_attention": 2, "aten::_efficient_attention_forward": 1}
 _VENDORS = ("cudnn", "_cudnn", "miopen", "mkldnn", "_batch_norm_with_update")
 
 
@@ -58,27 +61,46 @@ def _wait(tensor: torch.Tensor) -> None:
 def undefined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> list[torch.Tensor]:
     """The results of an operator whose content says nothing: a kernel leaves them unwritten, or some of their bytes.
 
-    These are the generator's state of attention without dropout, the libraries' reserves, which are plain bytes, and the
-    table of the CTC loss.
+    These are the generator's state of attention without dropout, padded sums of attention, the libraries' reserves, which
+    are plain bytes, the table of the CTC loss, and grouped products whose last group ends before the last row or column.
     """
     schema = getattr(func, "_schema", None)
+    if schema is not None and schema.name in _JAGGED:
+        return [out] if _is_partly_written(schema, args, kwargs) else []
     if schema is None or not isinstance(out, tuple):
         return []
     names = _NEVER_FILLED | _STATE_OF_DROPOUT if _without_dropout(schema, args, kwargs) else _NEVER_FILLED
     found = [value for value, result in zip(out, schema.returns, strict=True) if result.name in names]
     if schema.name in _PARTLY_WRITTEN:
         found.append(out[_PARTLY_WRITTEN[schema.name]])
+    if schema.name in _PADDED and out[1].shape[-1:] != args[0].shape[_PADDED[schema.name] :][:1]:
+        found.append(out[1])
     if schema.name.removeprefix("aten::").startswith(_VENDORS):
         found += [value for value in out if isinstance(value, torch.Tensor) and value.dtype is torch.uint8]
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def _without_dropout(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(a.name == "dropout_p" for a in schema.arguments) and not _given("dropout_p", schema, args, kwargs)
+
+
+def _is_partly_written(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Of a grouped product: of one matrix the groups are rows or columns, up to the last one's end (TorchTitan's experts get
+    more rows than they have tokens).
+    """
+    left, right, ends = args[0], args[1], _given("offs", schema, args, kwargs)
+    if not isinstance(ends, torch.Tensor) or not ends.numel() or left.dim() == right.dim():
+        return False
+    rows: int = left.shape[0] if left.dim() == 2 else right.shape[1]
+    return int(ends[-1]) < rows
+
+
+def _given(name: str, schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An argument that a call has, or its default."""
     for position, argument in enumerate(schema.arguments):
-        if argument.name == "dropout_p":
-            value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return not value
-    return False
+        if argument.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
+    return None
 
 
 def differs(tensor: torch.Tensor, seen: Any) -> bool:

@@ -79,6 +79,86 @@ def test_attention_with_dropout_that_draws_other_numbers_is_refused(lab: Any, cu
         _gradients(planned, x)
 
 
+def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+    """A grouped product of rows that leaves what lies behind the last group as other numbers in every call."""
+    found = torch.full((left.shape[0], right.shape[2]), float(next(_noise)))
+    ends = [0, *offs.tolist()]
+    for group, (begin, end) in enumerate(itertools.pairwise(ends)):
+        found[begin:end] = left[begin:end] @ right[group]
+    return found
+
+
+class Experts(nn.Module):
+    """Two experts of five and two rows; the eighth row is padding that nobody asks for in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(2, 8, 8)) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[8, 8] -> [7, 8]"""
+        ends = torch.tensor([5, 7], dtype=torch.int32)
+        x = torch.sigmoid(self.scale * x)
+        middle = torch.nn.functional.silu(Grouped.apply(x, self.first, ends))
+        return Grouped.apply(middle, self.second, ends)[:7]
+
+
+class Grouped(torch.autograd.Function):
+    """The product with a derivative that leaves the padding alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return _aten._grouped_mm(x, weight, offs=ends)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        parts = (slice(0, 5), slice(5, 7))
+        dx = torch.cat([gradient[p] @ w.t() for p, w in zip(parts, weight, strict=True)] + [torch.zeros(1, 8)])
+        return dx, torch.stack([x[p].t() @ gradient[p] for p in parts]), None
+
+
+@pytest.fixture
+def grouped_products() -> Iterator[None]:
+    """The grouped product of this file, for tensors on the CPU."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_grouped_mm", _grouped, "CPU")
+        yield
+
+
+@pytest.mark.usefixtures("grouped_products")
+def test_rows_behind_the_last_group_are_not_compared(lab: Any) -> None:
+    """What an activation makes of them is not compared either; the gradients are the same bit for bit."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), Experts()), torch.randn(8, 8)
+    planned = apply(copy.deepcopy(model), lab.plan_for(model, {"1": ()}))
+    assert lab.same(tuple(_gradients(planned, x)), tuple(_gradients(model, x)))
+
+
+@pytest.mark.usefixtures("grouped_products")
+def test_what_a_grouped_product_is_made_of_is_compared(lab: Any) -> None:
+    """A parameter before it that changes out of autograd's sight stops the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Experts())
+    planned = apply(model, lab.plan_for(model, {"1": ()}))
+    out = planned(torch.randn(8, 8))
+    planned[1].scale.data.add_(1)
+    with pytest.raises(AutosacError, match="1 does not give the same values"):
+        out.square().sum().backward()
+
+
+@pytest.mark.parametrize(("end", "count"), [(7, 1), (8, 0)])
+def test_a_grouped_product_is_unwritten_where_its_groups_end_early(end: int, count: int) -> None:
+    """Rows of one matrix, or columns of the other; a gradient of weights has no such rest."""
+    ends, wide, deep = torch.tensor([5, end], dtype=torch.int32), torch.zeros(8, 8), torch.zeros(2, 8, 8)
+    func, out = _aten._grouped_mm.default, torch.zeros(8, 8)
+    assert len(undefined(func, (wide, deep), {"offs": ends}, out)) == count
+    assert len(undefined(func, (deep, wide, ends), {}, out)) == count
+    assert undefined(func, (wide, wide, ends), {}, deep) == undefined(func, (deep, deep), {}, deep) == []
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "unwritten"),
     [
@@ -94,7 +174,23 @@ def test_which_results_of_attention_are_unwritten(name: str, arguments: tuple[An
     """The generator's state without dropout, and what is called unused; never the output or its logsumexp."""
     func = getattr(_aten, name).default
     out = tuple(torch.tensor(i) for i, _ in enumerate(func._schema.returns))
-    assert {int(tensor) for tensor in undefined(func, arguments, {}, out)} == unwritten
+    queries = (torch.zeros(()), *arguments[1:])  # as many as there are sums
+    assert {int(tensor) for tensor in undefined(func, queries, {}, out)} == unwritten
+
+
+@pytest.mark.parametrize(("length", "padded", "unwritten"), [(197, 224, 1), (224, 224, 0)])
+def test_sums_behind_the_last_query_are_not_compared(length: int, padded: int, unwritten: int) -> None:
+    """The memory-efficient kernels round the length of their logsumexp up to 32s (ViT: 197 tokens)."""
+    sums = torch.zeros(2, 3, padded)
+    out = (torch.zeros(2, 3, length, 8), sums, torch.tensor(0), torch.tensor(0))
+    heads_first, heads_last = torch.zeros(2, 3, length, 8), torch.zeros(2, length, 3, 8)
+    found = undefined(
+        _aten._scaled_dot_product_efficient_attention.default, (heads_first,) * 3 + (None, True, 0.1), {}, out
+    )
+    assert len(found) == unwritten and all(tensor is sums for tensor in found)
+    func = _aten._efficient_attention_forward.default
+    found = undefined(func, (heads_last,) * 3 + (None, None, None, None, None, 0.1, 0), {}, (*out, length, length))
+    assert len(found) == unwritten and all(tensor is sums for tensor in found)
 
 
 def test_a_librarys_reserve_is_not_compared() -> None:

@@ -1,8 +1,8 @@
 """Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
 
-A program: ``python -m benchmarks.replan.train JOB.toml [ARGUMENTS ...]`` in the environment of a rank. It writes
-``trained-RANK.json`` beside the job: losses, hashes of the last gradients and of the parameters, and how many modules were
-checkpointed by a plan in each step.
+A program: ``python -m benchmarks.titan_training.rank JOB.toml [ARGUMENTS ...]`` in the environment of a rank. It writes
+``trained-RANK.json`` beside the job: losses and norms of all steps, hashes of this rank's gradients in each and of its
+parameters afterwards, and how many modules were checkpointed by a plan in each step.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ parallel_dims_module.device_type = distributed_utils.device_type = "cpu"
 distributed_utils.device_module = torch.cpu
 
 from torchtitan.config import ConfigManager  # noqa: E402
+from torchtitan.models.moe import utils as moe_utils  # noqa: E402
 from torchtitan.train import Trainer  # noqa: E402
 
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer  # noqa: E402
@@ -38,10 +39,11 @@ from autosac.integrations.apply import Checkpointed  # noqa: E402
 
 
 def _digest(tensors: Any) -> str:
+    """Of this rank's parts; a parameter without a gradient counts as such."""
     found = hashlib.sha256()
     for tensor in tensors:
-        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        found.update(whole.detach().float().numpy().tobytes())
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        found.update(b"none" if own is None else own.detach().float().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
@@ -50,6 +52,19 @@ def without_memory_statistics() -> None:
     stats = titan_metrics.DeviceMemStats(*[0] * 6)
     monitor = SimpleNamespace(device_name="cpu", get_peak_stats=lambda: stats, reset_peak_stats=lambda: None)
     titan_metrics.build_device_memory_monitor = lambda: monitor
+
+
+def without_kernels_for_gpus() -> None:
+    """What mixtures of experts call that the CPU lacks: a histogram of integers, and a kernel that has a reference."""
+    histogram, permuted = torch.histc, moe_utils.generate_permute_indices
+
+    def histc(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return histogram(x.float(), *args, **kwargs).to(x.dtype)
+
+    def on_host(*args: Any, **kwargs: Any) -> Any:
+        return permuted(*args, **{**kwargs, "use_cpu": True})
+
+    torch.histc, moe_utils.generate_permute_indices = histc, on_host  # type: ignore[assignment]
 
 
 def synthetic(name: str) -> None:
@@ -66,31 +81,32 @@ def synthetic(name: str) -> None:
     )
 
 
-def train(job: str, arguments: list[str]) -> dict[str, Any]:
+def train(config: Any) -> dict[str, Any]:
     """Train once, and report."""
-    sys.argv = ["train.py", "--job.config_file", job, *arguments]
-    config = ConfigManager().parse_args(sys.argv[1:])
     trainer = Trainer(config)
     losses: list[Any] = []
     trainer.metrics_processor.log = lambda step, loss, largest, norm, **_: losses.append((loss, norm))
-    (model,) = trainer.model_parts
-    for module in model.modules():
+    modules = [module for part in trainer.model_parts for module in part.modules()]
+    parameters = [parameter for part in trainer.model_parts for parameter in part.parameters()]
+    for module in modules:
         if hasattr(module, "set_force_sum_reduction_for_comms"):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    gradients: list[str] = []
+    update = trainer.optimizers.step
+
+    def noted(*args: Any, **kwargs: Any) -> None:
+        gradients.append(_digest(parameter.grad for parameter in parameters))
+        update(*args, **kwargs)
+
+    trainer.optimizers.step = noted
     planned: list[int] = []
     batches = trainer.batch_generator(trainer.dataloader)
     for step in range(1, config.training.steps + 1):
         trainer.step = step
-        units = [m._autosac for m in model.modules() if isinstance(m, Checkpointed) and m._autosac is not None]
-        planned.append(len(units))
+        planned.append(sum(isinstance(m, Checkpointed) and m._autosac is not None for m in modules))
         trainer.train_step(batches)
-    parameters = list(model.parameters())
-    report = {
-        "losses": losses,
-        "gradients": _digest(p.grad for p in parameters),
-        "parameters": _digest(parameters),
-        "planned": planned,
-    }
+    report = {"losses": losses, "gradients": gradients, "parameters": _digest(parameters), "planned": planned}
+    torch.distributed.barrier()
     trainer.close()
     torch.distributed.destroy_process_group()
     return report
@@ -99,9 +115,12 @@ def train(job: str, arguments: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Train, and report."""
     without_memory_statistics()
-    synthetic("llama3")
+    without_kernels_for_gpus()
     job, *arguments = sys.argv[1:]
-    report = train(job, arguments)
+    arguments = ["--job.config_file", job, *arguments]
+    sys.argv = ["train.py", *arguments]
+    synthetic(ConfigManager().parse_args(arguments).model.name)
+    report = train(ConfigManager().parse_args(arguments))
     Path(job).with_name(f"trained-{os.environ['RANK']}.json").write_text(json.dumps(report))
 
 

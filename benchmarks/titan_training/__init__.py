@@ -1,0 +1,1 @@
+"""Real TorchTitan training on the CPU, with and without plans."""
