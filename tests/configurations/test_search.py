@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -336,15 +337,19 @@ def test_ctrl_c_leaves_the_files_of_the_best_so_far(job: Path, tmp_path: Path, m
 
 
 def test_each_kind_of_gpu_is_simulated(job: Path) -> None:
-    """H100s and dearer H200s, by cost: both take the same step, and the cheaper ones win."""
+    """H100s and dearer H200s, by cost: both take the same step, and the cheaper ones win; told is what a step costs."""
     offers = (
         Offer(gpu="h200-sxm-141gb", world_size=2, price=3.0),
         Offer(gpu="h100-sxm-80gb", world_size=2, price=2.0),
     )
     space = TINY.model_copy(update={"checkpointing": ("none",)})
-    with searching(inputs(job, offers=offers, space=space, budget="85%", objective="cost-per-token", gap=0.5)) as found:
+    told: list[str] = []
+    wanted = inputs(job, offers=offers, space=space, budget="85%", objective="cost-per-token", gap=0.5)
+    with searching(wanted, told.append) as found:
         asked = [found.workers.submit(found.task(layout, math.inf)).result() for layout in found.layouts]
         result = found.run()
+    bounds = [float(found[1]) for text in told if (found := re.search(r"at least ([\d.e-]+) a step", text))]
+    assert bounds and all(0 < bound < 1e-3 for bound in bounds)
     assert len(asked) == 2 and not any("refused" in answer for answer in asked)
     assert result.best is not None and result.best.offer.gpu == "h100-sxm-80gb" and not result.refused
 

@@ -445,9 +445,10 @@ class TitanSearch:
     # ---- what is known ----
 
     def _tell(self, outcome: SearchState[Layout], least: float) -> None:
-        unit = "" if self._wanted.request.objective == "cost-per-token" else " ms"  # a cost is in nobody's currency
-        best = f"; best {outcome.best:,.1f}{unit}" if math.isfinite(outcome.best) else ""
-        left = f"; the others at least {least:,.1f}{unit}" if math.isfinite(least) else ""
+        is_cost = self._wanted.request.objective == "cost-per-token"  # in nobody's currency
+        figure = "{:.3g} a step" if is_cost else "{:,.1f} ms"
+        best = f"; best {figure.format(outcome.best)}" if math.isfinite(outcome.best) else ""
+        left = f"; the others at least {figure.format(least)}" if math.isfinite(least) else ""
         self._progress(f"{len(outcome.values)} of {len(self.layouts)} layouts evaluated{best}{left}")
 
     def result(self) -> SearchResult:
