@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 _NAMES = ("flash-attn3", "flash-attention-3", "flash-attn", "flash-attention")
 _BACKWARD = 2.5  # its FLOPs beside the forward's: five products instead of two
 _EVERYTHING = (-1, -1)
+_AMPERE = (8, 0)
 Window = tuple[int, int]
 
 
@@ -59,6 +60,8 @@ def narrow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     wide = {str(x.dtype).removeprefix("torch.") for x in (q, k, v) if x.dtype.itemsize > 2}
     if wide:
         raise RuntimeError(f"FlashAttention takes tensors of 16 and 8 bits, not {', '.join(sorted(wide))}")
+    if q.is_cuda and torch.cuda.get_device_capability() < _AMPERE:
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
 
 
 def flash_attention_3(with_window: Any) -> Any:

@@ -92,3 +92,10 @@ def test_flash_attention_3_in_compiled_code(run: Any, tmp_path: Path) -> None:
     counted = sum(min(query + 1, 65) for query in range(256))
     assert forward["flops"] == 2 * 2 * counted * 2 * (64 + 64)
     assert backward["flops"] == pytest.approx(2.5 * forward["flops"])
+
+
+def test_a_t4_ends_a_script(run: Any) -> None:
+    """FlashAttention has no kernels for GPUs before Ampere; the message is its own."""
+    call = "q = torch.ones(1, 8, 2, 64, device='cuda', dtype=torch.float16)\nflash_attn.flash_attn_func(q, q, q)"
+    ended = run(f"import torch\nimport flash_attn\n{call}\n", "--stand-in", "flash_attn", "--gpu", "t4")
+    assert ended.returncode != 0 and "FlashAttention only supports Ampere GPUs or newer." in ended.stderr
