@@ -67,7 +67,6 @@ JOBS = (
     Job("llama4"),
     Job("llama3", 2),
     Job("llama3", 2, ("training.global_batch_size 16",)),
-    Job("llama3", 2, ("training.enable_cpu_offload",)),
     Job("llama3", 2, _DDP),
     Job("llama3", 2, _TP),
     Job("llama3", 2, _PP),
