@@ -19,6 +19,7 @@ from typing import Any
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import TitanJob, plan_job, simulate_job
 from autosac.plans import Plan
+from benchmarks.titan_training.jobs import TEXT
 from benchmarks.titan_training.jobs import train as train_ranks
 
 _REAL = 160 * 2**20
@@ -45,33 +46,14 @@ cublaslt_workspace_bytes = 0
 float32 = 3.0
 bfloat16 = 3.0
 """
-_JOB = """[job]
-dump_folder = "{folder}/out"
-custom_config_module = "autosac.integrations.torchtitan.job_config"
-[experimental]
-custom_import = "autosac.integrations.torchtitan"
-[model]
-name = "llama3"
-flavor = "debugmodel"
-[training]
-local_batch_size = 4
-seq_len = 64
-steps = 6
-[metrics]
-log_freq = 1
-[checkpoint]
-enable = false
-[activation_checkpoint]
-mode = "none"
-[autosac]
-observe_steps = 2
-"""
+_OBSERVE = "[autosac]\nobserve_steps = 2\n"
 
 
 def train(ranks: int, folder: Path) -> dict[str, Any]:
     """Plan, train with and without AutoSAC, and compare."""
     job, profile, plan_file = folder / "job.toml", folder / "wrong.toml", folder / "tight.json"
-    job.write_text(_JOB.format(folder=folder.as_posix()))
+    text = TEXT.format(folder=folder.as_posix(), model="llama3", flavor="debugmodel", batch=4, length=64, steps=6)
+    job.write_text(text + _OBSERVE)
     profile.write_text(_PROFILE)
     plan = _tightest(job, profile, ranks)
     dataclasses.replace(plan, made_for=dataclasses.replace(plan.made_for, budget_bytes=_REAL)).save(plan_file)
