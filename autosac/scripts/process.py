@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from autosac.call_stack import with_room
 from autosac.capture import lifeline
 from autosac.capture.process.store import kept_programs
 from autosac.errors import AutosacError, MicrobatchError
@@ -40,6 +41,7 @@ _WHY_NO_STEP = (
 )
 
 
+@with_room
 def main(request_file: str, folder: str, parent: str, clock: SimulatedClock | None = None) -> None:
     """Run the script. Ends the process, with the script's exit code. `clock`: that of `prepare`, if it has been called."""
     lifeline.end_with(int(parent))
