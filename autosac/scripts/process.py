@@ -7,6 +7,7 @@ and ``__main__``, its own output and input. The captured step and the outcome ar
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import runpy
@@ -107,6 +108,7 @@ def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> 
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
     prints = _Prints()
+    gc.freeze()  # what has been imported is no garbage: collections need not go through it
     run.leave = lambda: _leave(replace(run.finish(0), printed=prints.any), folder)
     _exit_with(lambda code: _leave(replace(run.finish(code), printed=prints.any), folder))
     watchdog = _Watchdog(request, run, folder)
