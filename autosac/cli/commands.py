@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from autosac.call_stack import with_room
 from autosac.capture.moe_load import MoELoad
 from autosac.cli.bench import bench
 from autosac.cli.cache import cache
@@ -46,6 +47,7 @@ _DRAWS = 8
 _COLLECTIONS = (1_000_000, 1_000, 1_000)
 
 
+@with_room
 def run(arguments: argparse.Namespace) -> None:
     """Run the command that was asked for."""
     check_drawable(arguments)

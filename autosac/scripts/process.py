@@ -7,6 +7,7 @@ and ``__main__``, its own output and input. The captured step and the outcome ar
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import runpy
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from autosac.call_stack import with_room
 from autosac.capture import lifeline
 from autosac.capture.process.store import kept_programs
 from autosac.errors import AutosacError, MicrobatchError
@@ -40,6 +42,7 @@ _WHY_NO_STEP = (
 )
 
 
+@with_room
 def main(request_file: str, folder: str, parent: str, clock: SimulatedClock | None = None) -> None:
     """Run the script. Ends the process, with the script's exit code. `clock`: that of `prepare`, if it has been called."""
     lifeline.end_with(int(parent))
@@ -105,6 +108,7 @@ def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> 
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
     _set_up(request)
     prints = _Prints()
+    gc.freeze()  # what has been imported is no garbage: collections need not go through it
     run.leave = lambda: _leave(replace(run.finish(0), printed=prints.any), folder)
     _exit_with(lambda code: _leave(replace(run.finish(code), printed=prints.any), folder))
     watchdog = _Watchdog(request, run, folder)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autosac.call_stack import with_room
 from autosac.capture import lifeline
 from autosac.errors import AutosacError, CaptureError, MicrobatchError
 from autosac.files.temporary import temporary_folder
@@ -99,6 +100,7 @@ def _end(started: subprocess.Popen[bytes], connection: socket.socket, mark: str)
     end_marked(mark)
 
 
+@with_room
 def serve(request_file: str, descriptor: int, *, compiles: bool) -> None:
     """Until the other end is closed."""
     request = ScriptRequest.load(Path(request_file))

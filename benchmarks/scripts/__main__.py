@@ -2,7 +2,8 @@
 
     python -m benchmarks.scripts [--examples | --gpt] [--only NAME] [--out TABLE.md]
 
-A script whose package is not installed has a row that says so. The wall time is that of the whole command.
+A script whose package is not installed has a row that says so. Times are those of the whole command: with --examples and --gpt
+wall time, otherwise what all its processes take of processors, in the kernel too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -21,16 +23,17 @@ FOLDER = Path(__file__).parent
 
 
 def row(case: Case) -> str:
-    """The case's line of the table."""
-    cells = [case.name, f"{case.nodes * (case.nproc or 1)} x {case.gpu}", *_figures(case)]
+    """The case's line of the table, with the wall time if it stands beside what others report, otherwise the processors'."""
+    *figures, wall, cpu = _figures(case)
+    cells = [case.name, f"{case.nodes * (case.nproc or 1)} x {case.gpu}", *figures, wall if case.theirs else cpu]
     return f"| {' | '.join(cells + [case.theirs] * bool(case.theirs))} |"
 
 
-def _figures(case: Case) -> tuple[str, str, str, str]:
-    """Step, peaks and wall time; or why there are none."""
+def _figures(case: Case) -> tuple[str, str, str, str, str]:
+    """Step, peaks, wall time and processors' time; or why there are none."""
     missing = [name for name in case.packages if importlib.util.find_spec(name) is None]
     if missing:
-        return f"{', '.join(missing)} not installed", "", "", ""
+        return f"{', '.join(missing)} not installed", "", "", "", ""
     command = [
         sys.executable,
         "-m",
@@ -43,14 +46,20 @@ def _figures(case: Case) -> tuple[str, str, str, str]:
         "--unlimited",
     ]
     command += [] if case.nproc is None else ["--nproc", str(case.nproc), "--nodes", str(case.nodes)]
-    begin = time.monotonic()
+    begin, before = time.monotonic(), _children_s()
     ended = subprocess.run([*command, "--", *case.arguments], capture_output=True, text=True, check=False)
-    wall_s = time.monotonic() - begin
+    wall_s, cpu_s = time.monotonic() - begin, _children_s() - before
     if ended.returncode:
-        return ended.stderr.strip().splitlines()[-1], "", "", ""
+        return ended.stderr.strip().splitlines()[-1], "", "", "", ""
     found = json.loads(ended.stdout)
     active, reserved = (found[f"peak_{name}_bytes"] / 2**30 for name in ("active", "reserved"))
-    return f"{found['step']['step_ms']:,.1f}", f"{active:.2f}", f"{reserved:.2f}", f"{wall_s:.0f}"
+    return f"{found['step']['step_ms']:,.1f}", f"{active:.2f}", f"{reserved:.2f}", f"{wall_s:.0f}", f"{cpu_s:.0f}"
+
+
+def _children_s() -> float:
+    """Seconds that processes which have ended took of processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -64,7 +73,8 @@ def main() -> None:
     options = parser.parse_args()
     cases = EXAMPLES if options.examples else GPT2 if options.gpt else CASES
     more = ("reported", "---") if cases is not CASES else ()
-    heading = ("script", "GPUs", "step (ms)", "peak active (GiB)", "peak reserved (GiB)", "wall time (s)", *more[:1])
+    taken = "wall time (s)" if more else "CPU (s)"
+    heading = ("script", "GPUs", "step (ms)", "peak active (GiB)", "peak reserved (GiB)", taken, *more[:1])
     lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(('---', '---', *['---:'] * 4, *more[1:]))}|"]
     for case in cases:
         if options.only in case.name:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from autosac.capture.compiler.programs import GraphProgram, Programs
+from autosac.capture.compiler.programs import GraphProgram, Programs, key_of
 
 PROGRAM = GraphProgram("def call(args): ...", (("8", "1"), None))
 
@@ -37,3 +38,21 @@ def test_kept_programs_are_of_one_environment_and_of_one_user(tmp_path: Path, mo
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     assert Programs(tmp_path, "torch 1").get("key") is None
+
+
+def test_keys_leave_the_compilers_files_to_the_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has a key, and another graph another one, without a look into PyTorch's and Triton's files."""
+    from torch._inductor import codecache
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    def read() -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(codecache, "torch_key", read)
+    monkeypatch.setattr(codecache, "triton_key", read)
+    codecache.CacheBase.get_system.cache_clear()
+    graphs = map(torch.fx.symbolic_trace, (torch.nn.ReLU(), torch.nn.Tanh()))
+    with torch._guards.tracing(torch._guards.TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        one, other = (key_of(graph, [], {}) for graph in graphs)
+    assert one is not None and other is not None and one != other

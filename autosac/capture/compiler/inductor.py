@@ -127,7 +127,6 @@ def warm_up(gpu: TargetGPU) -> None:
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
-    from torch._inductor.codecache import torch_key
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def small(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +137,6 @@ def warm_up(gpu: TargetGPU) -> None:
     def compile_inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         return compile_graph(graph, inputs, gpu, **options)
 
-    torch_key()  # a hash of PyTorch's files, which the keys of programs begin with
     with FakeTensorMode(), torch.no_grad():
         inputs = [torch.empty(64, 64, dtype=torch.bfloat16, device=device_type()) for _ in range(2)]
         graph = torch.fx.symbolic_trace(small)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from autosac.files.writing import write_bytes_atomically
 
@@ -30,7 +31,8 @@ class GraphProgram:
 class Programs:
     """Those in a folder, and those that this process has seen. Without a folder only the latter.
 
-    `salt` stands for what programs depend on beside their keys. Programs are run: of a folder's only those of this user are.
+    `salt` stands for what programs depend on beside their keys, the compiler first of all. Programs are run: of a folder's
+    only those of this user are.
     """
 
     def __init__(self, folder: Path | None = None, salt: str = "") -> None:
@@ -64,12 +66,16 @@ class Programs:
 
 
 def key_of(graph: Any, inputs: Any, options: Mapping[str, Any]) -> str | None:
-    """The key of a graph; None if Inductor would not cache it. To be asked where Inductor compiles."""
-    from torch._inductor.codecache import FxGraphCache
+    """The key of a graph; None if Inductor would not cache it. To be asked where Inductor compiles.
 
-    cache: Any = FxGraphCache
+    It says nothing of PyTorch's and Triton's own files, which Inductor would read: the salt does.
+    """
+    from torch._inductor import codecache
+
+    cache: Any = codecache.FxGraphCache
     try:
-        key, _ = cache.prepare_key(graph, inputs, options, [], False)
+        with mock.patch.multiple(codecache, torch_key=bytes, triton_key=str):
+            key, _ = cache.prepare_key(graph, inputs, options, [], False)
     except Exception:  # of another version's, or of what cannot be pickled
         return None
     return None if key is None else str(key[0])

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from autosac import errors
+from autosac.call_stack import with_room
 from autosac.capture.compiler import partition
 from autosac.capture.device import dynamic
 from autosac.capture.device.device import DEVICE_TYPE
@@ -102,6 +103,7 @@ def step_process(make_step: MakeStep, gpu: TargetGPU) -> StepProcess[EagerReques
     return StepProcess(partial(_capture_into, make_step), gpu)
 
 
+@with_room
 def _capture_into(make_step: MakeStep, files: Files, request: EagerRequest) -> None:
     torch.set_num_threads(1)  # pools of the parent's threads do not survive a fork
     gc.freeze()  # what the parent has made is none of the capture's: collections need not go through it

@@ -22,6 +22,7 @@ from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
 
+from autosac.call_stack import with_room
 from autosac.capture import lifeline
 from autosac.capture.compiler import inductor
 from autosac.capture.compiler.programs import Programs
@@ -106,6 +107,7 @@ class StepProcess(Generic[Request]):
         return code
 
 
+@with_room
 def _serve(connection: Connection, capture: Callable[[Files, Request], None], gpu: TargetGPU, folder: Path) -> None:
     """Until the other end is closed."""
     prepare(gpu)

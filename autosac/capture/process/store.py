@@ -1,9 +1,9 @@
 """Captures kept on disk, so that a job which has not changed is not captured again.
 
 A capture is kept under a hash of everything that it depends on (`request_fingerprint`): the request with the contents of the
-files it names, the sources of torch, torchtitan and AutoSAC (size and time of every file), the names and versions of all
-installed packages, Python, and the environment variables that PyTorch reads. None of this imports torch. A job that could
-depend on anything else has no fingerprint and is captured every time: one with modules of its own, or with a model that
+files it names, the sources of torch, Triton, torchtitan and AutoSAC (size and time of every file), the names and versions of
+all installed packages, Python, and the environment variables that PyTorch reads. None of this imports torch. A job that
+could depend on anything else has no fingerprint and is captured every time: one with modules of its own, or with a model that
 reads files of its own when it is built.
 
 The folder is ``$XDG_CACHE_HOME/autosac/captures`` (``~/.cache``), which nobody but its owner can read. Files appear whole
@@ -41,7 +41,7 @@ LIMIT_BYTES = 2**30
 _KEPT = ("*.trace", "*.program")
 # TorchTitan's models that are built from the job's settings alone.
 _MODELS = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
-SOURCES = ("autosac", "torch", "torchtitan", "torchao")
+SOURCES = ("autosac", "torch", "torchtitan", "torchao", "triton")
 _NO_SOURCES = ("include", "lib", "share", "bin", "test", "__pycache__")
 _OF_NO_EFFECT = ("predictions", "reasons", "certainty")  # what a plan says of itself
 _ENVIRONMENT = ("AUTOSAC", "CUDA", "LOCAL_", "NCCL", "PYTHON", "PYTORCH", "TORCH")

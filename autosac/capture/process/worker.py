@@ -30,6 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autosac.call_stack import with_room
 from autosac.capture import lifeline
 from autosac.capture.failures import capture_error, how_it_ended
 from autosac.capture.patches import imports
@@ -345,6 +346,7 @@ def may_compile(request: TitanRequest, adapter: TitanAdapter) -> bool:
     return bool(asked)
 
 
+@with_room
 def main(answers: int, parent: int, folder: str, programs: str, salt: str) -> None:
     """Serve the process `parent`; `folder` takes the answers that are too long for one line, `programs` what the compiler
     writes, under keys that begin with `salt`.
