@@ -35,8 +35,8 @@ from autosac.estimator.hardware import Hardware
 from autosac.estimator.models import Estimate
 
 _MODELS = Path(__file__).resolve().parent / "data" / "models"
-_LINKS = ("NVLink5", "NVLink4", "NVLink3", "PCIe4", "PCIe5", "xGMI")
-_STAND_INS = {"PCIe5": "PCIe4", "xGMI": "NVLink3"}
+_LINKS = ("NVLink5", "NVLink4", "NVLink3", "NVLink2", "PCIe4", "PCIe5", "xGMI")
+_STAND_INS = {"NVLink2": "NVLink3", "PCIe5": "PCIe4", "xGMI": "NVLink3"}
 # Of AMD's links 48 of 64 GB/s are left for data (RCCL's `ncclTopoXGMISpeed`), of which large collectives reach 93 %: about
 # 315 GB/s on eight MI300X (RCCL's usage tips). How that grows with the message is taken from the stand-in.
 _SHARES = {"xGMI": 0.75 * 0.93}
@@ -100,9 +100,11 @@ class LogSigmoid:
         self._network = network
 
     def bandwidth(self, kind: str, nbytes: float, p: Placement) -> float:
-        """What the links inside a node give a transfer of this size, in bytes per microsecond."""
+        """What the links inside a node give a transfer of this size, in bytes per microsecond. More than eight GPUs, which
+        nothing was fitted to, get what eight do.
+        """
         curve = self._curves[_CURVES.get(kind, kind)]
-        return curve.bandwidth(nbytes, min(p.ranks_per_node, 8) if p.nodes > 1 else p.ranks, p.intra_gbps)
+        return curve.bandwidth(nbytes, min(p.ranks_per_node if p.nodes > 1 else p.ranks, 8), p.intra_gbps)
 
     def estimate(self, kind: str, nbytes: int, placement: Placement) -> Estimate:
         """The duration of one transfer. SimulationError for an unknown kind."""

@@ -7,7 +7,8 @@ A group's messages load ports, adapters and uplinks (`fabric`). They move in loc
     ring       with NCCL's latencies by protocol (the fastest of LL, LL128 and Simple is taken), n ranks on M nodes, K of
                them on each, f = (n-1)/n (all_reduce: 2 (n-1)/n, broadcast: 1), a and A a step's latency inside and between
                nodes:
-               latencies (n - M) a + (M - 1) A; f S / K bytes on an adapter, f S (K-1)/K through a port
+               latencies (n - M) a + (M - 1) A; f S / K bytes on an adapter, f S (K-1)/K through a port, or f S where GPUs
+               are joined by PCIe, which leads to the adapters, too
     tree       all_reduce, if faster: latencies 2 ((K-1) a + log2(M) A); 2 S / K bytes on an adapter at 92 %
     pairs      all_to_all: S/n to each other rank, (n-K)/n S on a GPU's adapter, (K-1)/n S through its port;
                0.5 us for each peer
@@ -53,6 +54,7 @@ class FlowModel:
         """Model collectives between GPUs of this type."""
         self._inside = LogSigmoid(hardware)
         self._network = network
+        self._takes_port = hardware.link.startswith("PCIe")  # what leaves for the network
 
     def estimate(self, kind: str, nbytes: int, placement: Placement) -> Estimate:
         """The duration of one transfer, alone. SimulationError for an unknown kind."""
@@ -94,7 +96,10 @@ class FlowModel:
         if kind == "all_to_all":
             return (k - 1) / n * nbytes, (n - k) / n * nbytes
         moved = _factor(kind, n) * (4 if kind == "barrier" else nbytes)
-        return (moved * (k - 1) / k, moved / k) if many else (moved, 0.0)
+        return (moved * self._share_of_port(k), moved / k) if many else (moved, 0.0)
+
+    def _share_of_port(self, ranks_per_node: int) -> float:
+        return 1.0 if self._takes_port else (ranks_per_node - 1) / ranks_per_node
 
     def _between_us(self, kind: str, nbytes: int, p: Placement) -> float:
         size = 4.0 if kind == "barrier" else float(nbytes)
@@ -117,7 +122,7 @@ class FlowModel:
         moved, n, m, k = _factor(kind, p.ranks) * size, p.ranks, p.nodes, p.ranks_per_node
         passes = 2 if kind in ("all_reduce", "barrier") else 1
         ring = self._ring_us(passes * (n - m), passes * (m - 1), moved, size / n, capacity, extra, tree=False)
-        port = moved * (k - 1) / k / self._inside.bandwidth(kind, size, p) if k > 1 else 0.0
+        port = moved * self._share_of_port(k) / self._inside.bandwidth(kind, size, p) if k > 1 else 0.0
         if passes == 1:
             return max(ring, port)
         levels = math.log2(m)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autosac.capture.process.server import CaptureServer
+from autosac.configurations.bounds.sheets import runs_as_its_sheet
 from autosac.configurations.evaluating.evaluations import LayoutTask
 from autosac.configurations.running.refusals import Refusals, hopeful, unlike
 from autosac.configurations.space.layout import Layout
@@ -40,6 +41,28 @@ def test_a_pair_of_settings_is_to_blame() -> None:
     assert refusals.reason(other) is None, "only one context degree was refused"
     refusals.taken(other)
     assert refusals.reason(unseen) == "no such attention", "with a context degree of two it always was"
+
+
+def test_replicas_and_pipelines_are_tried_once() -> None:
+    """Experts that twelve ranks do not divide, four may: what is refused without replicas refuses none with as many shards."""
+    refusals = Refusals()
+    for layout in layouts(shard=(12,), expert=(2, 4), tensor=(1, 2), microbatch=(1, 2, 4)):
+        refusals.refused(layout, "uneven")
+    assert refusals.reason(Layout(gpu="h100", shard=12, expert=2, microbatch=8)) == "uneven"
+    for kind in ({"replicate": 3}, {"pipeline": 3}):
+        first, second = (Layout(gpu="h100", shard=4, expert=2, microbatch=size, **kind) for size in (1, 2))
+        assert refusals.reason(first) is None
+        refusals.refused(first, "uneven")
+        assert refusals.reason(second) == "uneven"
+
+
+@pytest.mark.parametrize(
+    ("degrees", "alike"),
+    [({"shard": 12}, True), ({"shard": 4, "replicate": 3}, False), ({"shard": 6, "pipeline": 2}, False), ({}, False)],
+)
+def test_a_sheet_is_refused_for_layouts_with_as_many_shards(degrees: dict[str, int], alike: bool) -> None:
+    """Those that FSDP shares out among all ranks: with replicas or stages, fewer ranks share parameters."""
+    assert runs_as_its_sheet(Layout(gpu="h100", **degrees)) is alike
 
 
 def test_a_layout_with_nothing_else_is_refused() -> None:

@@ -169,8 +169,10 @@ def sheet_layout(layout: Layout) -> Layout:
 
 
 def runs_as_its_sheet(layout: Layout) -> bool:
-    """Whether TorchTitan refuses a layout if it refuses its sheet: with FSDP, and all layers on a rank."""
-    return layout.pipeline == 1 and layout.shard * layout.context > 1
+    """Whether TorchTitan refuses a layout if it refuses its sheet: with FSDP among as many ranks, and all layers on a rank.
+    FSDP refuses experts that its ranks do not divide; replicas leave it fewer ranks.
+    """
+    return layout.pipeline == 1 and layout.replicate == 1 and layout.shard * layout.context > 1
 
 
 class _Layers(NamedTuple):

@@ -5,7 +5,9 @@ for degrees, any above 1: a tensor degree of 4, tensor and context parallelism t
 
 - `_ALIKE` layouts with it were refused for the same reason,
 - they differ from each other in two more knobs at least, so that it is not those that are to blame,
-- for any degree above 1, two degrees at least were refused, and
+- for any degree above 1, two degrees at least were refused,
+- one of them had as many replicas, and a pipeline if this one has (fewer ranks share parameters then: FSDP refuses experts
+  that its ranks do not divide), and
 - no layout with it was ever taken.
 
 Layouts with such a feature are then refused for its reason without a capture, if they have all other features, too, that the
@@ -65,7 +67,7 @@ class Refusals:
         for feature in features:
             if feature not in self._taken:
                 for reason, layouts in self._refused[feature].items():
-                    if self._common[feature, reason] <= own and _is_to_blame(feature, layouts):
+                    if self._common[feature, reason] <= own and _is_to_blame(feature, layouts, layout):
                         return reason
         return None
 
@@ -110,8 +112,13 @@ def _features(layout: Layout) -> Iterator[Feature]:
         yield from itertools.product(one, other)
 
 
-def _is_to_blame(feature: Feature, layouts: list[Layout]) -> bool:
-    if len(layouts) < _ALIKE:
+def _copies(layout: Layout) -> tuple[int, bool]:
+    """Why fewer ranks than there are share parameters: replicas, a pipeline."""
+    return layout.replicate, layout.pipeline > 1
+
+
+def _is_to_blame(feature: Feature, layouts: list[Layout], asked: Layout) -> bool:
+    if len(layouts) < _ALIKE or _copies(asked) not in map(_copies, layouts):
         return False
     values = {name: len({getattr(layout, name) for layout in layouts}) for name in _USUAL}
     if any(value is None and values[name] < 2 for name, value in feature):

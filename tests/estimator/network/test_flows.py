@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autosac.errors import SimulationError
 from autosac.estimator import AlphaBeta, Cluster, FlowModel, LogSigmoid, load_hardware, price
+from autosac.estimator.cluster import default_cluster
 from autosac.estimator.log_sigmoid import Curve
 from autosac.estimator.nccl import latencies_us
 from autosac.estimator.network.chance import largest_normal, most_loaded, straggling
@@ -153,3 +154,25 @@ def test_operators_of_a_large_job_take_as_long_as_on_its_slowest_gpu() -> None:
     )
     ratio = price(large, H100).event_ms.sum() / price(small, H100).event_ms.sum()
     assert ratio == pytest.approx(straggling(128))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("gpu", ["l40s", "h100-pcie-80gb", "t4"])
+def test_without_nvlink_a_ring_over_nodes_is_no_faster_than_one_nodes(gpu: str, kind: str) -> None:
+    """What leaves for the network takes the links that join the GPUs: two nodes of eight pass on as much as one, for all of
+    15/16 of the bytes in place of 7/8.
+    """
+    hardware = load_hardware(gpu)
+    model = FlowModel(hardware)
+    one, two = (model.estimate(kind, 2**30, default_cluster(hardware, n).place(range(n))) for n in (8, 16))
+    assert two.ms == pytest.approx(one.ms * (15 / 16) / (7 / 8), rel=0.01)
+
+
+def test_links_that_nobody_has_measured() -> None:
+    """NVLink of a V100 takes the curve of the next generation; more than eight GPUs on NVLink get what eight do."""
+    volta, many = load_hardware("v100-sxm2-16gb"), load_hardware("gb200-186gb")
+    estimate = FlowModel(volta).estimate("all_gather", 2**30, default_cluster(volta, 8).place(range(8)))
+    assert estimate.source == "log-sigmoid@NVLink3" and 0.6 < 2**30 * 7 / 8 / 150e9 / (estimate.ms / 1e3) < 0.9
+    eight, all_of_them = (default_cluster(many, n).place(range(n)) for n in (8, 72))
+    inside = LogSigmoid(many)
+    assert inside.bandwidth("all_gather", 2**30, eight) == inside.bandwidth("all_gather", 2**30, all_of_them)
