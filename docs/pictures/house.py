@@ -32,6 +32,7 @@ PACKAGE = Path(__file__).parents[2] / "autosac"
 BEFORE = Path(__file__).with_name("before.json")
 """Rooms and arrows before the redesign, as `--record` has printed them for the last commit before it."""
 CELLAR = (
+    "call_stack",
     "choices",
     "display",
     "errors",
