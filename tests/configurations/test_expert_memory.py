@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
+from searches import TINY, inputs
+
+from autosac.capture.process.server import CaptureServer
 from autosac.configurations.bounds.bounds import memory_bound_bytes, split_of
 from autosac.configurations.bounds.memory import least_bytes
 from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
+from autosac.configurations.bounds.sheets import Sheet
+from autosac.configurations.running.sessions import searching
 from autosac.configurations.space.layout import Layout
+from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.schedules import places
 
 AHEAD = Sharding(gathers_at_once=1, inner_at_once=2)  # the next layer's experts are gathered beside a layer's
@@ -65,3 +73,27 @@ def test_a_stage_gathers_the_experts_of_its_own_layers() -> None:
     for place, messages in zip(places(layout, split, 1), (1, 2), strict=True):
         without = least_bytes(layout, replace(model, sharding=NOTHING_KNOWN), place)
         assert least_bytes(layout, model, place) == without + messages * GATHERED
+
+
+def test_no_simulated_step_of_experts_needs_less(tmp_path: Path, capture_server: CaptureServer) -> None:
+    """DeepSeek-V3's debug model, two experts' ranks of four GPUs: two messages of experts at once, and in no way of
+    checkpointing does a step need less than the bound that counts them.
+    """
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[model]\nname = "deepseek_v3"\nflavor = "debugmodel"\n\n[training]\nlocal_batch_size = 8\nseq_len = 512\n'
+    )
+    space = TINY.model_copy(update={"expert_parallel": (2,)})
+    offer = Offer(gpu="h100-sxm-80gb", world_size=4)
+    with searching(inputs(job, space=space, offers=(offer,), budget="1MiB", study=tmp_path / "study")) as search:
+        (layout,) = search.layouts
+        search.ask_sheet(layout)
+        sheet = search.sheet_of(layout)
+        rows = search.task(layout, math.inf).run(capture_server)["rows"]
+        assert isinstance(sheet, Sheet)
+        assert (sheet.sharding.inner_at_once, sheet.layer.beside_experts_bytes > 0) == (2, True)
+        assert {row["checkpointing"] for row in rows} == {"none", "full"}
+        least = search.least_bytes(layout)
+        assert 0 < least <= min(row["peak_reserved_bytes"] for row in rows)
+        with_none = search.bounds.shape(layout, replace(sheet, sharding=replace(sheet.sharding, inner_at_once=0)))
+        assert memory_bound_bytes(layout, with_none) < least
