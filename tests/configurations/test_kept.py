@@ -52,6 +52,26 @@ def test_each_layer_has_its_own() -> None:
     assert working_bytes(trace.build(), LAYER_OF) == {1: 36, 0: 6}
 
 
+def test_what_a_backward_needs_while_its_experts_are_gathered() -> None:
+    """Of layer 0, whose part is gathered for an operator that writes 8 bytes, between operators that write 32 and 64; of layer
+    1, which has no part of its own, nothing.
+    """
+    trace = TraceBuilder(("", "layers", "layers.0", "layers.0.moe", "layers.1", "head"))
+    trace.phase, trace.module = Phase.BACKWARD, "layers.1"
+    trace.op("aten.mm.default", (), (trace.alloc(16),))
+    trace.module = "layers.0"
+    whole = trace.alloc(1000, Label.UNSHARDED_PARAMETER)  # of the layer's own unit
+    trace.op("aten.mm.default", (whole,), (trace.alloc(32),))
+    trace.module = "layers.0.moe"
+    part = trace.alloc(500, Label.UNSHARDED_PARAMETER)
+    trace.op("aten.mm.default", (part,), (trace.alloc(8),))
+    trace.free(part)
+    trace.op("aten.mm.default", (), (trace.alloc(64),))
+    built = trace.build()
+    assert working_bytes(built, LAYER_OF, beside_parts=True) == {0: 8}
+    assert working_bytes(built, LAYER_OF) == {0: 64, 1: 16}
+
+
 def test_a_layers_backward_needs_memory_beside_the_other_layers() -> None:
     """Two layers keep 10 bytes each, half of which nothing frees: while one runs backward, of which an operator needs 50, the
     other one's 5 are there. With 57.5 bytes it has to free half of what it can, which takes 0.5 ms. In a pipeline of two

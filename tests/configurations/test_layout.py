@@ -96,6 +96,14 @@ def test_a_global_batch_that_would_do_is_said() -> None:
     assert "--global-batch" not in why_none(space_of({"tensor_parallel": 3}), 8, 8, 16, LLAMA, False)
 
 
+def test_degrees_that_no_model_allows_hide_no_other_reason() -> None:
+    """Seven do not divide 64 heads: with the default degrees, what is wrong on seven GPUs is the global batch."""
+    said = why_none(space_of({"pipeline_parallel": 1, "context_parallel": 1, "microbatch": 1}), 7, 8, 5, LLAMA, False)
+    assert said == (
+        "a global batch of 5 is no multiple of the data-parallel ranks (7) times the microbatch (1); --global-batch 7 would do"
+    )
+
+
 def test_odd_sequences_are_said() -> None:
     """TorchTitan divides a sequence by two, whatever the degrees are."""
     odd = LLAMA._replace(seq_len=4097)

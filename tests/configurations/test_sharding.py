@@ -16,7 +16,7 @@ from traces import TraceBuilder
 
 GATHER, REDUCE = 1, 2  # streams
 LAYERS = ("layers.0", "layers.1")
-MODULES = ("", "layers", *LAYERS, "layers.0.moe", "head")
+MODULES = ("", "layers", *LAYERS, "layers.0.moe", "layers.1.moe", "head")
 # Of every copy: from the message of the first layer, of the second one, of the head; their gradients to messages.
 COPIES_MS = (0.002, 0.003, 0.5, 0.004, 0.008, 0.5)
 
@@ -87,6 +87,43 @@ class Step(TraceBuilder):
         prices = Pricing(event_ms=ms, source=(), event_source=nobody, event_rel_std=np.zeros(len(ms), np.float32))
         simulation = Simulation(trace=trace, target=Target.of("h100-sxm-80gb", 8), other_prices=prices)
         return sharding_of(simulation, [self.modules.index(name) for name in layers])
+
+
+class ExpertsStep(Step):
+    """Two layers, each with a message of its experts, which it issues itself, or the first one before it runs."""
+
+    def __init__(self, *, ahead: bool, stream: int = GATHER) -> None:
+        TraceBuilder.__init__(self, MODULES, ())
+        self.operators_ms: list[float] = []
+        held: dict[str, int] = {}
+        for module in LAYERS:
+            for issued in LAYERS if ahead and module == "layers.0" else () if ahead else (module,):
+                self.module, self.stream = module, stream
+                held[issued] = self.alloc(500)
+                self.transfer("all_gather", 500, outputs=(held[issued],))
+            self.operator("fsdp.split_with_sizes_copy.default", module)  # FSDP's, before the layer runs
+            self.operator("aten.mm.default", f"{module}.moe")  # the router
+            self.operator("fsdp.split_with_sizes_copy.default", f"{module}.moe", (held[module],))
+            self.free(held.pop(module))
+        self.phase = Phase.BACKWARD
+        self.module, self.stream = LAYERS[1], REDUCE
+        message = self.alloc(1000)
+        self.transfer("reduce_scatter", 1000, inputs=(message,), outputs=(message,))
+
+    def operator(self, name: str, module: str, inputs: Sequence[int] = ()) -> None:
+        """Of the model's stream."""
+        self.module, self.stream = module, 0
+        self.op(name, inputs)
+        self.operators_ms.append(1.0)
+
+
+def test_messages_of_experts_are_there_together_where_they_come_ahead() -> None:
+    """Before the first layer runs, both layers' are there; issued by their own layers, one at a time; on the model's own
+    stream they are not apart.
+    """
+    assert ExpertsStep(ahead=True).read((*LAYERS, "layers.0.moe", "layers.1.moe")).inner_at_once == 2
+    assert ExpertsStep(ahead=False).read((*LAYERS, "layers.0.moe", "layers.1.moe")).inner_at_once == 1
+    assert ExpertsStep(ahead=True, stream=0).read((*LAYERS, "layers.0.moe", "layers.1.moe")).inner_at_once == 0
 
 
 def test_what_a_step_says_of_its_messages() -> None:

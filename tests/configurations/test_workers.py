@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from autosac.capture.process.server import CaptureServer
-from autosac.configurations.evaluating.workers import Servers, WorkerLost
+from autosac.configurations.evaluating.workers import Servers, WorkerLost, check_not_starting
 from autosac.errors import CaptureError
 from autosac.jobs.titan import TitanJob
 from autosac.target import TargetGPU
@@ -87,3 +88,11 @@ def test_a_search_may_end_while_a_task_runs() -> None:
             under_way.result()
         with pytest.raises(WorkerLost, match="the search has ended"):
             servers.run(Waiting(begun, ended))
+
+
+def test_a_script_without_a_guard_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker imports the script that started it, and ends where that would search again; others go on."""
+    check_not_starting()
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(SystemExit, match='put the search under if __name__ == "__main__"'):
+        check_not_starting()

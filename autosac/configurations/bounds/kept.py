@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from autosac.configurations.bounds.chains import COMPUTE, NO_LAYER, PHASES
 from autosac.configurations.bounds.recomputation import LayerForward, Made, Run, operators_frontier, products_frontier
+from autosac.configurations.bounds.sharding import is_inner
 from autosac.trace import Alloc, Collective, Free, Label, ModuleEnter, Op, Phase, Trace
 
 _MODELS_OWN = "_c10d_functional."  # collectives of tensor, sequence and context parallelism
@@ -154,9 +155,12 @@ def kept_of(
     }, behind
 
 
-def working_bytes(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
+def working_bytes(trace: Trace, layer_of: Sequence[int], *, beside_parts: bool = False) -> dict[int, int]:
     """By layer: the most bytes that its backward needs at once, whatever is checkpointed. At each of its operators these are
     the tensors that it reads or writes, but for parameters, and gradients of activations that are there and read later.
+
+    `beside_parts`: only of operators beside which the parameters of a part of their layer, which FSDP gathers by itself
+    (experts), are there. They are whenever the part runs backward, and until its gradients are complete.
     """
     last_read: dict[int, int] = {}
     event: Any
@@ -165,15 +169,19 @@ def working_bytes(trace: Trace, layer_of: Sequence[int]) -> dict[int, int]:
             last_read.update(dict.fromkeys(event.inputs, i))
     found: dict[int, int] = {}
     alive: dict[int, int] = {}  # gradients of activations: bytes
+    gathered: dict[int, int] = {}  # parameters of parts: layers
     for i, event in enumerate(trace.events):
         kind = type(event)
-        if kind is Free:
+        if kind is Alloc and _is_of_a_part(trace, event.storage):
+            gathered[event.storage] = _layer(trace, layer_of, event.storage)
+        elif kind is Free:
             alive.pop(event.storage, None)
+            gathered.pop(event.storage, None)
         elif kind is Op and event.stream == COMPUTE and event.phase is Phase.BACKWARD:
             touched = {s for s in (*event.inputs, *event.outputs) if s >= 0 and _is_working(trace, s)}
             alive |= {s: trace.storages[s].nbytes for s in touched if trace.storages[s].phase is Phase.BACKWARD}
             layer = layer_of[event.module] if event.module >= 0 else NO_LAYER
-            if layer != NO_LAYER:
+            if layer != NO_LAYER and (layer in gathered.values() or not beside_parts):
                 there = touched | {s for s in alive if last_read.get(s, -1) > i and _layer(trace, layer_of, s) == layer}
                 found[layer] = max(found.get(layer, 0), sum(trace.storages[s].nbytes for s in there))
     return found
@@ -183,6 +191,12 @@ def _is_working(trace: Trace, storage: int) -> bool:
     """Made by a layer's forward or backward on the model's own stream: no parameter, and none of FSDP's buffers."""
     row = trace.storages[storage]
     return row.label is Label.NONE and row.stream == COMPUTE and row.phase in PHASES
+
+
+def _is_of_a_part(trace: Trace, storage: int) -> bool:
+    """A gathered parameter of a part of a layer that FSDP gathers by itself."""
+    row = trace.storages[storage]
+    return row.label is Label.UNSHARDED_PARAMETER and row.module >= 0 and is_inner(trace.modules[row.module])
 
 
 def _layer(trace: Trace, layer_of: Sequence[int], storage: int) -> int:

@@ -5,8 +5,10 @@ accumulated gradients, those too, after the first microbatch; at the optimizer's
 gradients once, after the last microbatch: in between, a stage that has run backward has gradients of all its parameters, which
 are divided among tensor and expert parallel ranks only. Parameters that are not freed after the forward are gathered alike; of
 those that are, one layer's as its backward begins. While a layer runs backward, what its hungriest operator reads and writes
-is there (`bounds.kept`), and as that ends, its gradients as they were computed, beside what the other layers keep. No backward
-of a pipeline frees what it gathers: as a stage's last one ends, all its parameters and gradients are there. How many
+is there (`bounds.kept`), and as that ends, its gradients as they were computed, beside what the other layers keep. Experts
+are one of FSDP's units: their operators read what it gathered, which it frees when their gradients are complete, so all of a
+layer's experts are there beside each of them, and of operators that a capture shows to run in that time. No backward of a
+pipeline frees what it gathers: as a stage's last one ends, all its parameters and gradients are there. How many
 microbatches a rank holds as a backward begins is the schedule's (`space.schedules`). Of each it keeps, whatever is
 checkpointed, the inputs of its layers: a unit of checkpointing is a layer or lies in one, and what it recomputes from is not
 freed. While what stands behind the layers runs, between their forward and their backward, all that the layers keep is there,
@@ -15,7 +17,7 @@ gradients of the layer that ran backward first: as they were computed, and in fl
 these, which may have one of their own); and as the next layer's backward ends, with what it gathered and its gradients, while
 that message waits. A pipeline's stages hold what they receive, for all microbatches of the step (`beside.received_bytes`). A
 budget of reserved memory holds, at any time, the most that is there at once of what FSDP allocates on streams of its own
-(`bounds.sharding`): gathered messages, and reduced gradients.
+(`bounds.sharding`): gathered messages, those of experts by themselves, and reduced gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from autosac.configurations.bounds.beside import (
     own_parameters,
     received_bytes,
 )
-from autosac.configurations.bounds.shapes import ModelCosts
+from autosac.configurations.bounds.shapes import LayerCosts, ModelCosts
 from autosac.configurations.bounds.sharding import NOTHING_KNOWN, Sharding
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.schedules import WHOLE_BACKWARDS, Moment, PipelineRank, moments
@@ -67,9 +69,15 @@ def _pools(layout: Layout, shape: ModelCosts) -> Sharding:
 
 
 def _gathered_pool_bytes(layout: Layout, shape: ModelCosts, place: PipelineRank) -> float:
-    """The most that gathered messages of a rank's layers take together, on their own stream."""
-    at_once = min(_pools(layout, shape).gathers_at_once, max(place.counts))
-    return at_once * shape.compute_bytes * shape.least_parameters / expert_shards(layout)
+    """The most that gathered messages of a rank's layers take together, on their own stream; of layers with experts, those of
+    the experts of layers one behind the other, where FSDP shards them.
+    """
+    pools = _pools(layout, shape)
+    at_once = min(pools.gathers_at_once, max(place.counts)) * shape.least_parameters
+    if _shards_experts(layout, shape):
+        repeating = max(count - leading for count, leading in zip(place.counts, place.leading, strict=True))
+        at_once += min(pools.inner_at_once, repeating) * shape.message_parameters
+    return at_once * shape.compute_bytes / expert_shards(layout)
 
 
 def _moments(layout: Layout, place: PipelineRank) -> Sequence[Moment]:
@@ -149,7 +157,22 @@ def _in_a_layer(
         kept += [((held - 1) * size, m * ms) for size, ms in part.kept]
     gradients = layout.pipeline > 1 and gathers_of(layout)
     own = shape.compute_bytes * shape.parameters(1, leads) / expert_shards(layout) if gradients else 0.0
-    return before + max(own, part.working_bytes), kept
+    return before + max(own, part.working_bytes, _beside_experts_bytes(layout, shape, part)), kept
+
+
+def _beside_experts_bytes(layout: Layout, shape: ModelCosts, part: LayerCosts) -> float:
+    """What a layer's backward needs while its experts are gathered, with them, where nothing else counts them: FSDP shards
+    them, and frees them after each forward.
+    """
+    freed = layout.pipeline == 1 and not layout.keeps_parameters
+    if not freed or not part.beside_experts_bytes or not _shards_experts(layout, shape):
+        return 0.0
+    return part.beside_experts_bytes + shape.compute_bytes * shape.message_parameters / expert_shards(layout)
+
+
+def _shards_experts(layout: Layout, shape: ModelCosts) -> bool:
+    """Whether FSDP gathers experts: over more ranks than those that share them out."""
+    return shape.layer_experts > 0 and layout.shard * layout.context > layout.expert
 
 
 def _reducing(

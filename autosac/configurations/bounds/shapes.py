@@ -25,7 +25,8 @@ class LayerCosts:
     checkpointing; infinite milliseconds for what cannot be freed. Times are lower bounds, bytes are those of a rank.
     `waits_ms`: what of forward and backward is transfers that computation waits for, at most; `least_waits_ms`: at least.
     `products_ms`: what of both is matrix products that take longer at a lower clock, at least; `kept_products`: as `kept`, of
-    these alone, where that is known. `working_bytes`: what one layer's backward needs at once (`bounds.kept`), at least.
+    these alone, where that is known. `working_bytes`: what one layer's backward needs at once (`bounds.kept`), at least;
+    `beside_experts_bytes`: beside its gathered experts, as long as they are there.
     """
 
     forward_ms: float = 0.0
@@ -36,6 +37,7 @@ class LayerCosts:
     kept: tuple[tuple[int, float], ...] = ()
     kept_products: tuple[tuple[int, float], ...] = ()
     working_bytes: int = 0
+    beside_experts_bytes: int = 0
 
     @property
     def of_products(self) -> LayerCosts:

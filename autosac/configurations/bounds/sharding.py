@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from autosac.plans.layers import layer_number
 from autosac.simulation import Simulation
 from autosac.trace import Alloc, Collective, Free, Label, Op, Phase, Trace
 
@@ -23,14 +24,16 @@ _MOST_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """`gathers_at_once`: gathered messages that are there together, on a stream of their own (0 to 2). `gradients_apart`:
-    reduced gradients are on a stream of their own. `scatter_waits`: as a layer's backward ends, the message of the group
-    before it is still there, beside the layer's gathered parameters and gradients. `gather_ns`, `scatter_ns`: nanoseconds to
-    copy a byte of a layer's message, to the parameters and from the gradients. `gathered_bytes`: of a layer's message. These
-    are 0 where they are not known, and where parts of layers have messages of their own (experts).
+    """`gathers_at_once`: gathered messages that are there together, on a stream of their own (0 to 2); `inner_at_once`: those
+    of parts of layers alone (experts), where every layer has one. `gradients_apart`: reduced gradients are on a stream of
+    their own. `scatter_waits`: as a layer's backward ends, the message of the group before it is still there, beside the
+    layer's gathered parameters and gradients. `gather_ns`, `scatter_ns`: nanoseconds to copy a byte of a layer's message, to
+    the parameters and from the gradients. `gathered_bytes`: of a layer's message. These are 0 where they are not known, and
+    where parts of layers have messages of their own (experts).
     """
 
     gathers_at_once: int = 0
+    inner_at_once: int = 0
     gradients_apart: bool = False
     scatter_waits: bool = False
     gather_ns: float = 0.0
@@ -49,11 +52,12 @@ def sharding_of(simulation: Simulation, layers: Collection[int]) -> Sharding:
     backward = [event for event in scatters if event.module in layers]
     if not forward or not backward:
         return NOTHING_KNOWN
-    inner = any(name.startswith("layers.") and name.count(".") > 1 for name in trace.info.fsdp_units)
+    inner = any(map(is_inner, trace.info.fsdp_units))
     event_ms = simulation.pricing.event_ms.tolist()
     gathered, scattered = _bytes_by_layer(forward), _bytes_by_layer(backward)
     return Sharding(
         gathers_at_once=_at_once(trace, gathers),
+        inner_at_once=_inner_at_once(trace, gathers),
         gradients_apart=all(trace.storages[s].stream != _COMPUTE for event in scatters for s in event.outputs),
         scatter_waits=_scatter_waits(trace, layers, scatters),
         gather_ns=0.0 if inner else _least_ns(_copies_ms(trace, event_ms, Phase.FORWARD), gathered),
@@ -91,6 +95,38 @@ def _at_once(trace: Trace, gathers: Sequence[Collective]) -> int:
         elif type(event) is Free and event.storage in apart:
             alive = max(0, alive - 1)
     return min(most, _MOST_AT_ONCE)
+
+
+def is_inner(name: str) -> bool:
+    """Of a part of a layer."""
+    return name.startswith("layers.") and name.count(".") > 1
+
+
+def _inner_at_once(trace: Trace, gathers: Sequence[Collective]) -> int:
+    """How many messages of parts of layers are there together in the forward, on streams that are not the model's. A message
+    is there until its part runs, which is after its layer has begun: two, where those of a layer are there before the layer
+    in front of it begins, which then still has its own.
+    """
+    apart = {s for event in gathers for s in event.outputs if trace.storages[s].stream != _COMPUTE}
+    there: dict[int, int] = {}  # messages, by the event that allocates them
+    begins: dict[int, int] = {}  # layers, by the first operator of a part of them
+    parts: list[tuple[int, int]] = []  # messages and the layers that have them
+    for i, event in enumerate(trace.events):
+        if type(event) is Alloc and event.storage in apart:
+            there[event.storage] = i
+        elif type(event) is Op and event.stream == _COMPUTE and event.phase is Phase.FORWARD and event.module >= 0:
+            name = trace.modules[event.module]
+            layer = (
+                layer_number(name) if is_inner(name) else None
+            )  # FSDP's own work for a layer is that of no part of it
+            if layer is None:
+                continue
+            if not trace.signatures[event.signature].name.startswith(COPIES):
+                begins.setdefault(layer, i)
+            else:
+                parts += [(storage, layer) for storage in event.inputs if storage in there]
+    ahead = [there[storage] < begins[layer - 1] for storage, layer in parts if layer - 1 in begins]
+    return _MOST_AT_ONCE if ahead and all(ahead) else min(1, len(parts))
 
 
 def _scatter_waits(trace: Trace, layers: Collection[int], scatters: Sequence[Collective]) -> bool:

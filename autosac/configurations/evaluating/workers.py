@@ -105,6 +105,15 @@ def _run(task: Task) -> dict[str, Any]:
     return _servers[0].run(task)
 
 
+def check_not_starting() -> None:
+    """End a process that becomes a worker, with the reason, if its search is that of the script which it imports for it."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(
+            'autosac: a worker imports the script that searches: put the search under if __name__ == "__main__": there, or '
+            "give workers=0"
+        )
+
+
 class LocalWorkers:
     """Processes of this machine. One that is killed takes what runs beside it along; all are started anew."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autosac.configurations.evaluating.study import Study
-from autosac.configurations.evaluating.workers import workers_of
+from autosac.configurations.evaluating.workers import check_not_starting, workers_of
 from autosac.configurations.found.job_files import without_splits
 from autosac.configurations.running.jobs import check_experts, check_space, own_of
 from autosac.configurations.running.search import TitanSearch
@@ -36,6 +36,7 @@ _ANSWERS = "answers 15"  # of what form the answers in a study are, and by which
 @contextlib.contextmanager
 def searching(request: SearchRequest, progress: Callable[[str], None] = lambda _: None) -> Iterator[TitanSearch]:
     """The search, ready to run. UsageError, on one line, for whatever of the inputs cannot be."""
+    check_not_starting()
     check_job(request.job)
     first, overrides, knobs = request.offers[0], tuple(request.overrides), request.knobs
     own = own_of(request.job, overrides, first.world_size, request.global_batch)

@@ -298,11 +298,11 @@ def knobs_of(
     """The values of each knob of a layout, on so many GPUs; `layout_of` makes layouts of them."""
     in_node = divisors(min(gpus_per_node, world_size))
     return {
-        "tensor": space.tensor_parallel or in_node,
+        "tensor": space.tensor_parallel or _dividing(in_node, facts.heads, facts.kv_heads),
         "context": space.context_parallel,
         "pipeline": space.pipeline_parallel,
         "replicate": space.data_parallel_replicate or divisors(world_size),
-        "expert": (space.expert_parallel or in_node) if facts.experts else (1,),
+        "expert": (space.expert_parallel or _dividing(in_node, facts.experts)) if facts.experts else (1,),
         "expert_tensor": space.expert_tensor_parallel,
         "schedule": space.pipeline_schedule,
         "stages": space.stages_per_rank,
@@ -318,6 +318,10 @@ def knobs_of(
         "chunk_loss": space.chunk_loss,
         "allocator": space.allocator,
     }
+
+
+def _dividing(degrees: Iterable[int], *counts: int) -> tuple[int, ...]:
+    return tuple(degree for degree in degrees if not any(count % degree for count in counts))
 
 
 def layout_of(choice: Mapping[str, Any], gpu: str, world_size: int, global_batch: int) -> Layout | None:
