@@ -95,6 +95,14 @@ optimizer = torch.optim.SparseAdam(table.parameters())
 table(torch.arange(8, device="cuda")).sum().backward()
 optimizer.step()
 """
+SPARSE_BAG = """
+import torch
+
+bag = torch.nn.EmbeddingBag(1000, 16, sparse=True, mode="sum", padding_idx=0).cuda()
+optimizer = torch.optim.SparseAdam(bag.parameters())
+bag(torch.arange(8, device="cuda"), torch.tensor([0, 4], device="cuda")).sum().backward()
+optimizer.step()
+"""
 ONE_RANK_EVALUATES = """
 import torch, torch.distributed as dist
 from torch import nn
@@ -177,9 +185,10 @@ for rows in (1000, 3000, 2000, 1500):
 """
 
 
-def test_sparse_gradients_are_refused(run: Any) -> None:
+@pytest.mark.parametrize("script", [SPARSE, SPARSE_BAG], ids=["Embedding", "EmbeddingBag with padding"])
+def test_sparse_gradients_are_refused(run: Any, script: str) -> None:
     """With the reason, and where they come from."""
-    ended = run(SPARSE)
+    ended = run(script)
     assert ended.returncode == 1
     assert "Embedding and EmbeddingBag with sparse=True make sparse gradients" in ended.stderr
 

@@ -156,3 +156,34 @@ def test_cross_entropies_written_by_hand_and_counts_of_masks(run: Any) -> None:
     assert first["focal"] == 3.834  # 49/50 of it
     assert [first[name] for name in ("right", "also right", "number of right")] == [0.02] * 3
     assert [first["similar"], first["selected"]] == [-9.0, 0]
+
+
+DIVERGES = """
+import torch
+import torch.nn.functional as F
+student, teacher = torch.nn.Linear(8, 50).cuda(), torch.nn.Linear(8, 50).cuda()
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for step in range(2):
+    x = torch.randn(40, 8, device="cuda")
+    a, b = student(x), teacher(x).detach()
+    shares = b.softmax(-1)
+    found = {
+        **{kind: F.kl_div(a.log_softmax(-1), shares, reduction=kind) for kind in ("batchmean", "sum", "mean")},
+        "logarithms": F.kl_div(a.log_softmax(-1), b.log_softmax(-1), reduction="batchmean", log_target=True),
+        "by hand": (shares * (shares.log() - a.log_softmax(-1))).sum(-1).mean(),
+    }
+    mixed = F.cross_entropy(a, torch.arange(40, device="cuda")) + 0.1 * found["batchmean"]
+    mixed.backward()
+    optimizer.step()
+    print({name: round(value.item(), 3) for name, value in {**found, "mixed": mixed}.items()})
+"""
+
+
+def test_divergences_of_untrained_models(run: Any) -> None:
+    """Nothing is known of them, however many classes they add up, and they fall. They add nothing to a cross entropy."""
+    ended = run(DIVERGES)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (ast.literal_eval(line) for line in ended.stdout.splitlines()[:2])
+    names = ("batchmean", "sum", "mean", "logarithms", "by hand")
+    assert first == {**dict.fromkeys(names, 10.0), "mixed": 3.912}
+    assert second == {**dict.fromkeys(names, 9.33), "mixed": 3.65}

@@ -1,7 +1,7 @@
-"""Attention of modules that are evaluated: one operator for autograd, which CUDA composes of others.
+"""Operators for autograd that CUDA composes of others: attention of modules that are evaluated, sparse gradients of tables.
 
-`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call them without gradients: teachers, frozen encoders, validation.
-As in aten/src/ATen/native/transformers (transformer.cpp, cuda/attention.cu), but for nested tensors.
+`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call those of attention without gradients: teachers, frozen encoders,
+validation. As in aten/src/ATen/native/transformers (transformer.cpp, cuda/attention.cu), but for nested tensors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.nn import functional
 from autosac.capture.device.device import key_of
 
 aten: Any = torch.ops.aten
+_BAG_BACKWARD, _SPARSE = aten._embedding_bag_backward.default, 9  # the position of ``sparse``
 _ALIGNED = 8  # sizes of heads that scaled dot-product attention takes here
 
 
@@ -112,8 +113,25 @@ def _encoder_layer(
     return x if norm_first else second(x)
 
 
+def _bag_backward(*args: Any) -> torch.Tensor:
+    """``_embedding_bag_backward`` of sparse gradients. Rows of padding are left out by a mask, which shape functions by
+    themselves do not follow.
+    """
+    *first, _, rows, by_frequency, mode, _ = args[: _SPARSE + 1]
+    found: torch.Tensor = aten._embedding_bag_sparse_backward.default.decompose(
+        *first, rows, by_frequency, mode, *args[_SPARSE + 1 :]
+    )
+    return found
+
+
+def is_composed(func: Any, args: Any) -> bool:
+    """Whether CUDA composes this call: dense gradients of a table are one kernel."""
+    return func in COMPOSED and (func is not _BAG_BACKWARD or bool(args[_SPARSE]))
+
+
 COMPOSED: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: _chosen_attention,
     aten._native_multi_head_attention.default: _attention,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    _BAG_BACKWARD: _bag_backward,
 }

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 
 from autosac.capture.device import exchanged, shadows, values
 from autosac.capture.device.cache import CachedCall, DispatchCache
-from autosac.capture.device.composed import COMPOSED
+from autosac.capture.device.composed import COMPOSED, is_composed
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
@@ -66,8 +66,8 @@ def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and bool((x == y).all().item())
 
 
-# What CUDA composes of other operators, or computes for a question whose answer is on the host.
-_COMPOSED: dict[Any, Any] = {**COMPOSED, aten.allclose.default: _all_close, aten.equal.default: _equal}
+# What computes for a question whose answer is on the host.
+_ANSWERED: dict[Any, Any] = {aten.allclose.default: _all_close, aten.equal.default: _equal}
 _plain_dispatch = torch._C._disabled_torch_dispatch_impl
 
 
@@ -185,11 +185,11 @@ class SimulatedDeviceMode(FakeTensorMode):
             return out if self._depth else self._observe(func, args, kwargs, out, None, None)
         if func is _empty_like and not isinstance(args[0], FakeTensor):
             return self._materialised(func, args, kwargs)
-        if func in _COMPOSED:
+        if func in _ANSWERED or is_composed(func, args):
             self._composing += 1
             try:
                 with self:
-                    return _COMPOSED[func](*args, **kwargs)
+                    return (_ANSWERED.get(func) or COMPOSED[func])(*args, **kwargs)
             finally:
                 self._composing -= 1
         if is_dynamic(func):

@@ -8,7 +8,8 @@ numbers, what ranks add up. What is computed from a loss so begins at its logari
 other numbers are unknown; single ones stand for what `.item()` answers for them, so that ``loss / 8 * 8`` is the loss.
 
 A cross entropy may be written as the logarithm of a sum of exponentials, minus a logit. Exponentials of unknown numbers are
-then typically 1, the logarithm of the sum over C classes is ln C, and what it is less an unknown number is the loss.
+then typically 1, the logarithm of the sum over C classes is ln C, and what it is less an unknown number is the loss. Two
+distributions over C classes are alike: of their divergence nothing is left, and it is a single unknown number.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Exponential(float):
 
 class LogOfSum(float):
     """The logarithm of a sum of exponentials."""
+
+
+class Share(float):
+    """What a softmax gives to one of C classes: 1 / C. Its logarithm falls as that of ``log_softmax`` does."""
 
 
 _falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
@@ -217,7 +222,15 @@ def _logarithm(args: Any, kwargs: Any, out: Any) -> float | None:
     found = typical(args[0])
     if found is None:
         return None
+    if type(found) is Share:
+        return -math.log(round(1 / found)) * _falls[0]()
     return LogOfSum(math.log(found)) if type(found) is Exponential else math.log(found)
+
+
+def _times_logarithm(args: Any, kwargs: Any, out: Any) -> float | None:
+    """A divergence of equal distributions is then nothing: shares times the difference of their logarithms."""
+    factor, logarithm = _operand(args[0]), _logarithm(args[1:], kwargs, out)
+    return None if factor is None or logarithm is None else factor * logarithm
 
 
 def _log_of_sum(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -323,7 +336,7 @@ _SAME = (
 _RULES: dict[Any, Rule] = {
     **{getattr(aten, name): _same for name in _SAME.split() if hasattr(aten, name)},
     aten._log_softmax: _log_softmax,
-    aten._softmax: lambda args, kwargs, out: 1.0 / _classes(args, kwargs, out),
+    aten._softmax: lambda args, kwargs, out: Share(1.0 / _classes(args, kwargs, out)),
     aten.sigmoid: lambda *_: 0.5,
     **dict.fromkeys((aten.ne, aten.gt, aten.ge, aten.lt, aten.le), lambda *_: 1.0),
     aten.eq: _equal,
@@ -350,6 +363,7 @@ _RULES: dict[Any, Rule] = {
     aten.neg: _of_one(lambda x: -x),
     aten.exp: _exponential,
     aten.log: _logarithm,
+    aten.xlogy: _times_logarithm,
     aten.sqrt: _of_one(math.sqrt),
     aten.pow: _power,
     aten.clamp: _clamped,
