@@ -214,9 +214,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
     # Compiled, a kernel makes several results, and it need not be the same one that makes one of them again.
     kept, rest = kept_of(trace, event_ms, costs_ms, layer_of, {i for i in costs_ms if kinds.matrix[i]})
     least_kept = least_kept_of([kept[layer] for layer in present])
-    # Compiled, what is recomputed fuses into other kernels.
-    working = {} if info.compiled else working_bytes(trace, layer_of)
-    beside = {} if info.compiled else working_bytes(trace, layer_of, beside_parts=True)
+    working = _working_of(trace, layer_of)
 
     def least_parameters(some: Sequence[int]) -> float:
         return float(min((parameters[layer] for layer in some), default=0))
@@ -224,7 +222,6 @@ def sheet_of(simulation: Simulation) -> Sheet:
     layer_parameters = average(parameters)
     flops = info.flops_per_token or 0.0
     parameter_bytes = max(1, _labelled(trace, Label.PARAMETER))
-    sharding = sharding_of(simulation, layer_modules(trace, layer_of))
     return Sheet(
         layers=max(1, total),
         layer=LayerCosts(
@@ -233,11 +230,11 @@ def sheet_of(simulation: Simulation) -> Sheet:
             waits_ms=average(waits.layers),
             least_waits_ms=average(waits.layers),
             products_ms=average(products.layers),
-            **_memory(least_kept, working, beside, repeating),
+            **_memory(least_kept, working, repeating),
         ),
-        least=_least(chain, waits, products, kept, working, beside, repeating),
+        least=_least(chain, waits, products, kept, working, repeating),
         leading=len(leading),
-        lead=_least(chain, waits, products, kept, working, beside, leading),
+        lead=_least(chain, waits, products, kept, working, leading),
         lead_parameters=least_parameters(leading),
         repeating_parameters=least_parameters(repeating),
         first=_first(chain, waits, products, present, average),
@@ -249,7 +246,7 @@ def sheet_of(simulation: Simulation) -> Sheet:
         full_ms=rerun_ms(least_kept.forward, lambda _: False),
         selective_ms=rerun_ms(least_kept.forward, lambda name: bool(_SAVED.search(name))),
         parameter_shapes=tuple(info.parameter_shapes.items()),
-        sharding=replace(sharding, inner_at_once=min(sharding.inner_at_once, total - len(leading))),
+        sharding=_sharding_of(simulation, layer_of, total - len(leading)),
         others=others_of(simulation, max(1, total) / max(1, len(present))),
         host=hosts_of(simulation, layer_of, present, repeating, total),
         states_share=_labelled(trace, Label.OPTIMIZER_STATE) / parameter_bytes,
@@ -261,10 +258,29 @@ def _labelled(trace: Trace, label: Label) -> int:
     return sum(row.nbytes for row in trace.storages if row.label is label)
 
 
-def _memory(kept: Kept, working: Mapping[int, int], beside: Mapping[int, int], layers: Sequence[int]) -> dict[str, Any]:
-    """The memory of any of these layers, at least, as fields of `LayerCosts`; `working`, and `beside` experts: by layer."""
-    least, least_beside = (min((of.get(layer, 0) for layer in layers), default=0) for of in (working, beside))
-    memory = {"working_bytes": least, "beside_experts_bytes": least_beside}
+class _Working(NamedTuple):
+    """What backwards need at once, by layer: `bounds.kept.working_bytes`, and that beside parts (experts)."""
+
+    whole: Mapping[int, int]
+    beside: Mapping[int, int]
+
+
+def _working_of(trace: Trace, layer_of: Sequence[int]) -> _Working:
+    if trace.info.compiled:  # what is recomputed fuses into other kernels
+        return _Working({}, {})
+    return _Working(working_bytes(trace, layer_of), working_bytes(trace, layer_of, beside_parts=True))
+
+
+def _sharding_of(simulation: Simulation, layer_of: Sequence[int], repeating: int) -> Sharding:
+    """Of a job in which so many layers repeat: no more have messages for parts of them."""
+    found = sharding_of(simulation, layer_modules(simulation.trace, layer_of))
+    return replace(found, inner_at_once=min(found.inner_at_once, repeating))
+
+
+def _memory(kept: Kept, working: _Working, layers: Sequence[int]) -> dict[str, Any]:
+    """The memory of any of these layers, at least, as fields of `LayerCosts`."""
+    whole, beside = (min((of.get(layer, 0) for layer in layers), default=0) for of in working)
+    memory = {"working_bytes": whole, "beside_experts_bytes": beside}
     return {"kept": kept.items(), "kept_products": kept.products(), **memory}
 
 
@@ -273,8 +289,7 @@ def _least(
     waits: Sums,
     products: Sums,
     kept: Mapping[int, Kept],
-    working: Mapping[int, int],
-    beside: Mapping[int, int],
+    working: _Working,
     layers: Sequence[int],
 ) -> LayerCosts:
     """Any of these layers, at least."""
@@ -289,7 +304,7 @@ def _least(
         waits_ms=max((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
         least_waits_ms=min((waits.layers.get(layer, 0.0) for layer in layers), default=0.0),
         products_ms=min((products.layers.get(layer, 0.0) for layer in layers), default=0.0),
-        **_memory(least_kept, working, beside, layers),
+        **_memory(least_kept, working, layers),
     )
 
 
