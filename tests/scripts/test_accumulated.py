@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from autosac.plans import Plan
 from autosac.trace import Trace
 
 STEPS, MICROBATCHES = 3, 6
@@ -128,3 +129,34 @@ def test_microbatches_that_differ(name: str, run: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     assert why in ended.stderr and ended.stderr.rstrip().endswith("the script runs again, with every microbatch")
     assert int(ended.stdout.rpartition("forwards ")[2].split()[0]) == ALL
+
+
+ROOMS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        room = torch.empty_like(x)
+        room.copy_(x)
+        return x + self.down(torch.relu(self.up(room)))
+
+model = nn.Sequential(*(Block() for _ in range(3))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    for microbatch in range(4):
+        model(torch.randn(8192, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_unit_may_begin_with_memory(run: Any) -> None:
+    """A module that first makes room, which is no operator, is planned for in a step that accumulates gradients."""
+    ended = run(ROOMS, "--plan", "124MiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert Plan.load("plan.json").units

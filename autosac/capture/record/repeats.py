@@ -205,7 +205,8 @@ def stretch(recorder: Recorder, numbering: Numbering, before: Extent) -> RowStre
 
 def _repeats_forward(region: Region, rows: Sequence[Any]) -> bool:
     """Whether the region at its place in `rows` is of a recomputation. In place of inputs it has the forward's number."""
-    return bool(rows[region.first].phase is Phase.RECOMPUTE)
+    phases = (row.phase for row in rows[region.first : region.last] if hasattr(row, "phase"))  # memory has none
+    return next(phases, None) is Phase.RECOMPUTE
 
 
 def _moved(region: Region, by: int, storage: Translation, forwards: int | None) -> Region:
