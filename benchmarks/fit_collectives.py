@@ -34,9 +34,8 @@ LINKS = {
 }
 KINDS = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 1.0}
 _HELD_OUT_PERCENT = 20
-_OWN_PATHS = {
-    "PCIe4": math.log(0.44 / 0.63) / 2
-}  # by how much the share of the link falls for each doubling of the GPUs
+# by how much the share of the link falls for each doubling of the GPUs
+_OWN_PATHS = {"PCIe4": math.log(0.44 / 0.63) / 2}
 _LATENCY_BYTES, _LARGE_BYTES = 4096, 2**24
 
 

@@ -116,9 +116,8 @@ def _inner_at_once(trace: Trace, gathers: Sequence[Collective]) -> int:
             there[event.storage] = i
         elif type(event) is Op and event.stream == _COMPUTE and event.phase is Phase.FORWARD and event.module >= 0:
             name = trace.modules[event.module]
-            layer = (
-                layer_number(name) if is_inner(name) else None
-            )  # FSDP's own work for a layer is that of no part of it
+            # FSDP's own work for a layer is that of no part of it
+            layer = layer_number(name) if is_inner(name) else None
             if layer is None:
                 continue
             if not trace.signatures[event.signature].name.startswith(COPIES):
