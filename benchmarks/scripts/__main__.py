@@ -2,8 +2,8 @@
 
     python -m benchmarks.scripts [--examples | --gpt] [--only NAME] [--out TABLE.md]
 
-A script whose package is not installed has a row that says so. Times are those of the whole command: with --examples and --gpt
-wall time, otherwise what all its processes take of processors, in the kernel too.
+A script whose package is not installed has a row that says so. Times are those of the whole command: wall time, and (not with
+--examples and --gpt) what all its processes take of processors, in the kernel too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FOLDER = Path(__file__).parent
 
 
 def row(case: Case) -> str:
-    """The case's line of the table, with the wall time if it stands beside what others report, otherwise the processors'."""
-    *figures, wall, cpu = _figures(case)
-    cells = [case.name, f"{case.nodes * (case.nproc or 1)} x {case.gpu}", *figures, wall if case.theirs else cpu]
-    return f"| {' | '.join(cells + [case.theirs] * bool(case.theirs))} |"
+    """The case's line of the table; the last column is what others report or, if nobody does, the processors' time."""
+    *figures, cpu = _figures(case)
+    cells = (case.name, f"{case.nodes * (case.nproc or 1)} x {case.gpu}", *figures, case.theirs or cpu)
+    return f"| {' | '.join(cells)} |"
 
 
 def _figures(case: Case) -> tuple[str, str, str, str, str]:
@@ -72,10 +72,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="TABLE.md")
     options = parser.parse_args()
     cases = EXAMPLES if options.examples else GPT2 if options.gpt else CASES
-    more = ("reported", "---") if cases is not CASES else ()
-    taken = "wall time (s)" if more else "CPU (s)"
-    heading = ("script", "GPUs", "step (ms)", "peak active (GiB)", "peak reserved (GiB)", taken, *more[:1])
-    lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(('---', '---', *['---:'] * 4, *more[1:]))}|"]
+    last, side = ("processors (s)", "---:") if cases is CASES else ("reported", "---")
+    heading = ("script", "GPUs", "step (ms)", "peak active (GiB)", "peak reserved (GiB)", "wall time (s)", last)
+    lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(('---', '---', *['---:'] * 4, side))}|"]
     for case in cases:
         if options.only in case.name:
             lines.append(row(case))
