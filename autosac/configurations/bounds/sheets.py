@@ -168,6 +168,16 @@ def sheet_layout(layout: Layout) -> Layout:
     )
 
 
+def sheet_layouts(layout: Layout) -> tuple[Layout, ...]:
+    """The layouts whose sheets may serve this one. The second is for where TorchTitan refuses the first, FSDP, as of models
+    with tied parameters on some releases of PyTorch: without shards and pipeline the model runs as on one rank of its own.
+    """
+    first = sheet_layout(layout)
+    if layout.has_shards or layout.pipeline > 1 or first.shard == 1:
+        return (first,)
+    return first, replace(first, shard=1, global_batch=first.microbatch)
+
+
 def runs_as_its_sheet(layout: Layout) -> bool:
     """Whether TorchTitan refuses a layout if it refuses its sheet: with FSDP among as many ranks, and all layers on a rank.
     FSDP refuses experts that its ranks do not divide; replicas leave it fewer ranks.

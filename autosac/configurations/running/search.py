@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autosac.configurations.bounds.bounds import memory_bound_bytes, recomputing_bound_ms, split_of
@@ -34,6 +35,7 @@ from autosac.configurations.evaluating.workers import WorkerLost, Workers
 from autosac.configurations.found.job_files import job_path, written_job
 from autosac.configurations.found.results import ConfigurationRow, Counts, SearchResult, least_of_kinds, told_as
 from autosac.configurations.running.engine import Bound, PendingWork, SearchState, Value, best_first
+from autosac.configurations.running.known_sheets import KnownSheets
 from autosac.configurations.running.order import REACHED, preferred, put_off
 from autosac.configurations.running.refusals import Refusals, hopeful
 from autosac.configurations.running.sampling import Sampler, sampled
@@ -68,9 +70,9 @@ class TitanSearch:
         self._progress = progress
         self._machines = Machines(wanted)
         self.bounds = LayoutBounds(wanted, own, self._machines)
-        self._sheets: dict[str, Sheet | str] = {}
         self._tries: dict[Any, int] = {}
         self._lost: dict[str, str] = {}  # why an evaluation failed, by its key; not kept in the study
+        self._sheets = KnownSheets(partial(self._machines.key, "sheet"), self._answer, self._lost)
         self._failed: dict[Layout, float] = {}  # bounds of layouts of which nothing more is known
         self._rows: dict[Layout, list[ConfigurationRow]] = {}
         self._plans: dict[str, str] = {}
@@ -200,20 +202,26 @@ class TitanSearch:
 
     def first_bounds(self) -> dict[Layout, float]:
         """By the parameters' shapes, which the first sheet tells; 0 if there is none, but layouts that run without."""
+
+        def by(sheet: Sheet) -> dict[Layout, float]:
+            return {layout: self.bounds.first(layout, sheet) for layout in self.layouts}
+
         reasons: list[str] = []
         for served in hopeful(map(sheet_layout, self.layouts), reasons):
             if self._refusals.reason(served) is not None:
                 continue
             self._progress("capturing a few layers")
             self.ask_sheet(served)
-            sheet = self.sheet_of(served)
-            if isinstance(sheet, Sheet):
-                return {layout: self.bounds.first(layout, sheet) for layout in self.layouts}
+            if isinstance(sheet := self.sheet_of(served), Sheet):
+                return by(sheet)
             reasons.append(str(sheet))
             if self._machines.key("sheet", served) not in self._lost:
                 self._refusals.refused(served, reasons[-1])
         without: list[str] = []
         for layout in hopeful((layout for layout in self.layouts if not runs_as_its_sheet(layout)), without):
+            self.ask_sheet(layout)
+            if isinstance(sheet := self.sheet_of(layout), Sheet):
+                return by(sheet)
             work = PendingWork(self._machines.key("layout", layout), self.task(layout, 0.0))
             answer = self._ask(work) or {"refused": ""}
             if "refused" not in answer:
@@ -236,7 +244,8 @@ class TitanSearch:
 
     def ask_sheet(self, layout: Layout) -> None:
         """Have the sheet that serves a layout captured, unless that has been done."""
-        self._ask(self._sheet_work(layout))
+        while self.sheet_of(layout) is None:
+            self._ask(self._sheet_work(layout))
 
     def _ask(self, work: PendingWork) -> dict[str, Any] | None:
         """Have work done, unless that has been done; None if it fails."""
@@ -249,23 +258,14 @@ class TitanSearch:
         return answer
 
     def _shape(self, layout: Layout) -> ModelCosts:
-        sheet = self.sheet_of(layout)
-        return self.bounds.shape(layout, sheet if isinstance(sheet, Sheet) else None)
+        return self.bounds.shape(layout, sheet if isinstance(sheet := self.sheet_of(layout), Sheet) else None)
 
     def sheet_of(self, layout: Layout) -> Sheet | str | None:
-        """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
-        key = self._machines.key("sheet", sheet_layout(layout))
-        if key in self._lost:
-            return self._lost[key]
-        if key not in self._sheets:
-            answer = self._answer(key)
-            if answer is None:
-                return None
-            self._sheets[key] = Sheet.of(answer["sheet"]) if "sheet" in answer else str(answer["refused"])
-        return self._sheets[key]
+        """See `KnownSheets.of`."""
+        return self._sheets.of(layout)
 
     def _sheet_work(self, layout: Layout) -> PendingWork:
-        served = sheet_layout(layout)
+        served = self._sheets.served(layout)
         return PendingWork(self._machines.key("sheet", served), SheetTask(job=self._job(served)))
 
     def _answer(self, key: str) -> dict[str, Any] | None:
@@ -292,7 +292,7 @@ class TitanSearch:
             if runs_as_its_sheet(layout) and self._machines.key("sheet", sheet_layout(layout)) not in self._lost:
                 return self._refuse(layout, sheet, sheet_layout(layout))
         else:
-            self._refusals.taken(sheet_layout(layout))
+            self._refusals.taken(self._sheets.served(layout))
             if not self.sampled and self.bounds.repeats(layout, sheet):
                 return Bound(math.inf)
             for paths in (False, True)[: 1 + (layout.pipeline > 1 and layout not in self._walked)]:
@@ -471,7 +471,7 @@ class TitanSearch:
                 derived=len(self._derived),
                 confirmed=len(self._confirmed_plans),
                 captured=self._asked,
-                sheets=sum(isinstance(sheet, Sheet) for sheet in self._sheets.values()),
+                sheets=self._sheets.count(),
                 refused=len(refused),
                 induced=len(self._induced),
                 failed=len(self._failed),
