@@ -19,8 +19,8 @@ from autosac.capture.cuda import functions, graphs
 from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, exchanged, values
 from autosac.capture.device.device import CUDA
+from autosac.capture.device.elements import SINGLE
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
-from autosac.capture.device.typical import SINGLE
 from autosac.capture.jobs.accumulated import Accumulation
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
@@ -142,7 +142,7 @@ class ScriptRun:
         """What stands for a single number that the script reads, and that nothing is known of."""
         self._note(
             "losses and norms that the script reads are invented: finite numbers that fall slowly, cross entropies from the "
-            f"logarithm of the number of classes, others from {SINGLE:g}"
+            f"logarithm of the number of classes, errors as of targets of size 1, others from {SINGLE:g}"
         )
         return SINGLE * self._fallen()
 
