@@ -243,8 +243,8 @@ for step in range(2):
 
 
 def test_what_an_untrained_model_is_off_by(run: Any) -> None:
-    """Targets have a mean square of 1, if it is not known; their squared error falls as losses do. CTC: 50 frames of 18 classes
-    with 12 labels, (50 ln 18 - ln (62 over 24)) / 12. Policies that are alike have a ratio of 1. No loss is negative.
+    """Targets have a mean square of 1, if it is not known; their squared error falls as losses do. CTC: 50 frames of 18
+    classes with 12 labels, (50 ln 18 - ln (62 over 24)) / 12. Policies that are alike have a ratio of 1. None is negative.
     """
     ended = run(MISSES)
     assert ended.returncode == 0, ended.stderr
