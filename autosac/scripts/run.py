@@ -45,7 +45,7 @@ from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.shelf import SharedShelf
-from autosac.scripts.timing import StepTimes
+from autosac.scripts.timing import CountedTimes, StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
 
@@ -96,7 +96,8 @@ class ScriptRun:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._assumed, self._fallen)
         dynamic.on_assumption(self._note)
-        simulated.set_clock(self._times)
+        self._hidden = CountedTimes(self._present) if request.is_changed else None
+        simulated.set_clock(self._hidden or self._times)
         self._clock = clock
         self._finder = self._model_finder()
         self._routing = self._drawn_routing()
@@ -181,7 +182,7 @@ class ScriptRun:
                 self._accumulation.begin()
             if not self._request.is_changed:  # nobody sees its clock
                 self._session.recorder.log.begin()
-            self._clock.start(self._times.elapsed_s)
+            self._clock.start((self._hidden or self._times).elapsed_s)
             yield
 
     def so_far(self, note: str) -> ScriptOutcome | None:
@@ -262,7 +263,8 @@ class ScriptRun:
         operators = sum(type(event) is Op for event in self._session.recorder.log.events)
         if not operators:
             return
-        self._times.end(number)
+        if self._hidden is None:
+            self._times.end(number)
         self._memory.follow()
         calls = self._calls()
         if number > self._steps.kept:
@@ -314,7 +316,8 @@ class ScriptRun:
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""
         self._memory.begin_step()
-        self._times.begin(number)
+        if self._hidden is None:
+            self._times.begin(number)
         if self._routing is not None:
             self._routing.begin_step()
         if number <= self._steps.kept:
