@@ -234,6 +234,7 @@ for step in range(2):
         "ranking": F.margin_ranking_loss(a[:, 0], b[:, 0], torch.ones(N, device="cuda"), margin=0.5),
         "unexplained": (gain - value).var() / gain.var(),
         "norm": a.norm(),
+        "penalty": ((y.norm(2, 1) - 1) ** 2).mean(),
         "small": (a - 1e-6).mean(),
     }
     found["squares"].backward()
@@ -250,7 +251,7 @@ def test_what_an_untrained_model_is_off_by(run: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     first, second = (ast.literal_eval(line) for line in ended.stdout.splitlines()[:2])
     assert first == {
-        **dict.fromkeys(("squares", "by hand", "root", "ratio", "least squares"), 1.0),
+        **dict.fromkeys(("squares", "by hand", "root", "ratio", "least squares", "penalty"), 1.0),
         **dict.fromkeys(("similar", "unexplained", "small"), 1.0),
         "sum of squares": 18.0,
         "known": 100.0,

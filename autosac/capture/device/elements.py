@@ -25,7 +25,7 @@ class LogOfSum(float):
 
 
 class Length(float):
-    """Of a vector of unknown numbers."""
+    """Of a vector of unknown numbers, of which it is only known that the vector divided by it has a length of 1."""
 
 
 class Share(float):
@@ -54,6 +54,12 @@ def left() -> float:
 
 def typical(tensor: Any) -> float | None:
     """The typical element of a floating-point tensor whose values are unknown; None if nothing is known of it."""
+    found = mark(tensor)
+    return None if type(found) is Length else found
+
+
+def mark(tensor: Any) -> float | None:
+    """The same; also a length."""
     value, version = vars(tensor).get("_typical", (None, 0)) if isinstance(tensor, FakeTensor) else (None, 0)
     return value if value is not None and tensor._version == version else None
 

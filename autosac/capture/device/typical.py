@@ -35,6 +35,7 @@ from autosac.capture.device.elements import (
     has_begun,
     is_open,
     left,
+    mark,
     mean_of,
     operand,
     take,
@@ -166,7 +167,7 @@ def _of_one(compute: Callable[[float], float]) -> Rule:
 
 
 def _same(args: Any, kwargs: Any, out: Any) -> float | None:
-    return typical(args[0])
+    return mark(args[0])
 
 
 def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -240,13 +241,13 @@ def counted(mask: Any, out: Any) -> int | None:
 
 
 def _clamped(args: Any, kwargs: Any, out: Any) -> float | None:
-    found = typical(args[0])
+    found = mark(args[0])
     bounds = [*args[1:3], None, None][:2]
     low, high = (operand(kwargs.get(name, bound)) for name, bound in zip(("min", "max"), bounds, strict=True))
     if found is None:
         return None
     within = min(max(found, -math.inf if low is None else low), math.inf if high is None else high)
-    return type(found)(within) if isinstance(found, Length) else within
+    return Length(within) if type(found) is Length else within
 
 
 def _copied(args: Any, kwargs: Any, out: Any) -> float | None:

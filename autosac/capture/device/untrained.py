@@ -18,6 +18,7 @@ from autosac.capture.device.elements import (
     is_known,
     is_open,
     left,
+    mark,
     mean_of,
     operand,
     root_mean_square_of,
@@ -103,9 +104,9 @@ def product(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 def quotient(args: Any, kwargs: Any, out: Any) -> float | None:
-    found = typical(args[1])
-    if type(found) is Length and is_open(args[0]):
-        return Deviation(0.0, 1 / found)
+    found = mark(args[1])
+    if type(found) is Length:
+        return Deviation(0.0, 1 / found) if is_open(args[0]) else None
     if isinstance(found, Deviation):
         return None
     return _of_two(lambda a, b: deviations.product(a, 1 / b))(args, kwargs, out)
@@ -113,10 +114,10 @@ def quotient(args: Any, kwargs: Any, out: Any) -> float | None:
 
 def length(args: Any, kwargs: Any, out: Any) -> float | None:
     """Of vectors of unknown numbers; of a single one, as of all gradients, nothing is known."""
-    order, found = args[1] if len(args) > 1 else kwargs.get("ord", 2), typical(args[0])
-    if order != 2 or out.numel() < 2 or not (is_open(args[0]) or isinstance(found, Deviation)):
+    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    if order != 2 or out.numel() < 2 or not is_open(args[0]):
         return None
-    return Length(math.sqrt(args[0].numel() / out.numel()) * (found.rms if isinstance(found, Deviation) else 1.0))
+    return Length(math.sqrt(args[0].numel() / out.numel()))
 
 
 def larger(args: Any, kwargs: Any, out: Any) -> float | None:
