@@ -278,3 +278,28 @@ def test_what_an_untrained_model_is_off_by(run: Any) -> None:
         8.196,
         9.33,
     ]
+
+
+COUNTS = """
+import torch
+import torch.nn.functional as F
+model = torch.nn.Linear(8, 50).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    summed = counted = 0
+    for _ in range(3):
+        labels = torch.randint(0, 50, (16,), device="cuda")
+        counted += (labels != -100).sum()
+        loss = F.cross_entropy(model(torch.randn(16, 8, device="cuda")), labels, reduction="sum")
+        loss.backward()
+        summed += loss.detach()
+        print(round((summed / counted).item(), 3))
+    optimizer.step()
+"""
+
+
+def test_counters_that_grow_in_place(run: Any) -> None:
+    """A mean over all labels so far is the logarithm of the number of classes after each of the microbatches."""
+    ended = run(COUNTS)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[:6] == ["3.912"] * 3 + ["3.65"] * 3

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device.deviations import Deviation
-from autosac.capture.device.shadows import known_values, shadow
+from autosac.capture.device.shadows import known_values, shadow, writes
 
 Rule: TypeAlias = "Callable[[Any, Any, Any], float | None]"
 """The typical element of what an operator returns, from its arguments and that."""
@@ -116,15 +116,13 @@ def _mean_square(known: torch.Tensor) -> float:
 
 
 def _remembered(known: torch.Tensor, name: str, compute: Callable[[], float]) -> float:
-    """Shadows are asked for it again and again: an input that many layers read."""
-    if known.is_inference():  # has no version
-        return compute()
-    version: int
+    """Shadows are asked for it again and again: an input that many layers read. Until any of them is written into."""
+    count: int
     found: float
-    version, found = vars(known).get(name, (-1, 0.0))
-    if version != known._version:
+    count, found = vars(known).get(name, (-1, 0.0))
+    if count != writes():
         found = compute()
-        vars(known)[name] = known._version, found
+        vars(known)[name] = writes(), found
     return found
 
 

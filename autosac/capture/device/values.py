@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from autosac.capture.device import elements, loops, typical
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import is_custom, mutates, per_operator
-from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, overwrite, shadow
+from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, note_write, overwrite, shadow
 from autosac.capture.device.sources import calling_frame
 from autosac.capture.moe_load import Routing
 
@@ -406,6 +406,8 @@ def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> An
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
+    if mutates(func):
+        note_write()
     try:
         with torch._C._DisableTorchDispatch():
             return func(*args, **kwargs)
