@@ -92,7 +92,8 @@ def give(func: Any, args: Any, out: Any, value: float) -> None:
 def scale(tensor: FakeTensor, by: float) -> None:
     """Its elements have become so many times what they were, in place, without an operator that says so."""
     value = operand(tensor) if has_begun() else None
-    take(tensor, None if value is None else value * by)
+    scaled = None if value is None else deviations.product(value, by)
+    take(tensor, Exponential(scaled) if type(value) is Exponential and scaled is not None else scaled)
 
 
 def _first(out: Any) -> Any:
