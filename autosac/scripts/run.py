@@ -238,8 +238,7 @@ class ScriptRun:
         return (
             "the script has ended before its first step was complete: a step ends with the step() of a torch.optim "
             "optimizer, or, without one, when parameters change after a backward (--step-marker names a function that ends "
-            "one). What it trains in processes of its own "
-            "is not seen"
+            "one). What it trains in processes of its own is not seen"
         )
 
     # ---- ScriptListener ---------------------------------------------------------------------------------------------
