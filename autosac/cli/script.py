@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autosac.cli.launchers import refusal
 from autosac.cli.progress import progress_line
 from autosac.cli.simulated import check_pictures, simulation_document, with_models, write_pictures
 from autosac.errors import MicrobatchError, UsageError
@@ -167,6 +168,10 @@ def _document(
 
 def _request(arguments: argparse.Namespace) -> ScriptRequest:
     """What is asked for. UsageError if there is no script, or more than one."""
+    launched = [*filter(None, (arguments.script if arguments.module else None,)), *arguments.overrides]
+    refused = refusal(arguments.module or arguments.script or "", launched)
+    if refused:
+        raise UsageError(refused)
     if (arguments.script is None) == (arguments.module is None):
         raise UsageError("give the path of a script, or -m and the name of a module")
     if arguments.script is not None and not Path(arguments.script).is_file():

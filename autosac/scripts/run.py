@@ -19,8 +19,8 @@ from autosac.capture.cuda import functions, graphs
 from autosac.capture.device import device as simulated
 from autosac.capture.device import dynamic, exchanged, values
 from autosac.capture.device.device import CUDA
+from autosac.capture.device.elements import SINGLE
 from autosac.capture.device.precision import cudnn_allows_tf32, matmul_allows_tf32
-from autosac.capture.device.typical import SINGLE
 from autosac.capture.jobs.accumulated import Accumulation
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
@@ -45,7 +45,7 @@ from autosac.scripts.memory import ScriptMemory
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.shelf import SharedShelf
-from autosac.scripts.timing import StepTimes
+from autosac.scripts.timing import CountedTimes, StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
 
@@ -96,7 +96,8 @@ class ScriptRun:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._assumed, self._fallen)
         dynamic.on_assumption(self._note)
-        simulated.set_clock(self._times)
+        self._hidden = CountedTimes(self._present) if request.is_changed else None
+        simulated.set_clock(self._hidden or self._times)
         self._clock = clock
         self._finder = self._model_finder()
         self._routing = self._drawn_routing()
@@ -142,7 +143,7 @@ class ScriptRun:
         """What stands for a single number that the script reads, and that nothing is known of."""
         self._note(
             "losses and norms that the script reads are invented: finite numbers that fall slowly, cross entropies from the "
-            f"logarithm of the number of classes, others from {SINGLE:g}"
+            f"logarithm of the number of classes, errors as of targets of size 1, others from {SINGLE:g}"
         )
         return SINGLE * self._fallen()
 
@@ -181,7 +182,7 @@ class ScriptRun:
                 self._accumulation.begin()
             if not self._request.is_changed:  # nobody sees its clock
                 self._session.recorder.log.begin()
-            self._clock.start(self._times.elapsed_s)
+            self._clock.start((self._hidden or self._times).elapsed_s)
             yield
 
     def so_far(self, note: str) -> ScriptOutcome | None:
@@ -236,8 +237,8 @@ class ScriptRun:
             )
         return (
             "the script has ended before its first step was complete: a step ends with the step() of a torch.optim "
-            "optimizer, or, without one, when parameters change after a backward. What it trains in processes of its own "
-            "is not seen"
+            "optimizer, or, without one, when parameters change after a backward (--step-marker names a function that ends "
+            "one). What it trains in processes of its own is not seen"
         )
 
     # ---- ScriptListener ---------------------------------------------------------------------------------------------
@@ -262,7 +263,8 @@ class ScriptRun:
         operators = sum(type(event) is Op for event in self._session.recorder.log.events)
         if not operators:
             return
-        self._times.end(number)
+        if self._hidden is None:
+            self._times.end(number)
         self._memory.follow()
         calls = self._calls()
         if number > self._steps.kept:
@@ -314,7 +316,8 @@ class ScriptRun:
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""
         self._memory.begin_step()
-        self._times.begin(number)
+        if self._hidden is None:
+            self._times.begin(number)
         if self._routing is not None:
             self._routing.begin_step()
         if number <= self._steps.kept:

@@ -180,6 +180,27 @@ for step in range(9):
     print("took", 1e3 * (time.perf_counter() - begun))
 """
 
+PLAYS = """
+import numpy, torch
+
+model = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    with torch.inference_mode():
+        seen = torch.as_tensor(numpy.zeros(4, dtype=numpy.float32), device="cuda")
+        action = model(torch.ones(4).to("cuda", torch.float32) + seen).argmax().item()
+    model(seen.clone()[None]).sum().backward()
+    optimizer.step()
+    print(seen.device, action in (0, 1))
+"""
+
+
+def test_host_tensors_come_to_the_gpu_in_inference_mode(run: Any) -> None:
+    """There ``to`` is not yet decomposed, and its device is among its positional arguments."""
+    ended = run(PLAYS)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[:2] == ["cuda:0 True"] * 2
+
 
 def test_lazy_layers_and_inference(run: Any) -> None:
     """Parameters without a shape get one where the model is; views made in inference mode can be made again."""

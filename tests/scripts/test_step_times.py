@@ -18,7 +18,7 @@ from autosac.estimator import Pricing
 from autosac.scripts.beginning import Beginning
 from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.executed import Mark
-from autosac.scripts.timing import StepTimes
+from autosac.scripts.timing import CountedTimes, StepTimes
 from autosac.simulation import Simulation, Target
 from autosac.trace import EventRecord, EventWait, HostWait, Trace, WorkWait
 from traces import TraceBuilder
@@ -331,3 +331,17 @@ def test_a_marker_that_is_no_function(module: ModuleType, name: str) -> None:
     assert str(error.value) == (
         f"--step-marker {name}: neither the script nor a module that it imports has such a function"
     )
+
+
+def test_hidden_time_goes_by_events() -> None:
+    """Ten microseconds each, on the host as on the device, over all steps: never back."""
+    now = [0, 0]
+    times = CountedTimes(lambda: (now[0], now[1]))
+    assert times.elapsed_s() == 0
+    now[:] = 1, 40
+    first = times.mark(0)
+    now[:] = 1, 60
+    assert round(times.elapsed_s(), 9) == 60e-5
+    now[:] = 2, 10
+    assert round(times.elapsed_s(), 9) == 70e-5
+    assert round(times.elapsed_ms(first, times.mark(0)), 9) == 0.3

@@ -156,7 +156,7 @@ class SimulatedDeviceMode(FakeTensorMode):
 
     def _stays_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")
-        if device is None and func.namespace == "prims":  # Inductor's seeds, in a graph that it did not generate
+        if device is None:  # prims of graphs that Inductor did not generate, and `to` in inference mode
             device = next((a for a in args if isinstance(a, torch.device)), None)
         if self.target == "cpu":
             return (device is not None and torch.device(device).type == "meta") or (

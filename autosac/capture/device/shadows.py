@@ -15,6 +15,19 @@ Later: TypeAlias = Callable[[], "torch.Tensor | None"]
 """Values that another rank has, as a flat tensor; None if they are unknown. May wait for that rank."""
 
 
+_writes = [0]
+
+
+def note_write() -> None:
+    """Known values have been written into. Their versions do not say so: below autograd nothing counts them."""
+    _writes[0] += 1
+
+
+def writes() -> int:
+    """How often that has happened, to any of them."""
+    return _writes[0]
+
+
 def shadow(tensor: Any) -> torch.Tensor | None:
     """The shadow values of a fake tensor, or None."""
     values: Any = getattr(tensor, "_shadow", None)
@@ -63,3 +76,4 @@ def overwrite(tensor: Any, values: torch.Tensor) -> None:
         tensor._shadow = values
     else:
         known.copy_(values)
+        note_write()

@@ -10,57 +10,62 @@ other numbers are unknown; single ones stand for what `.item()` answers for them
 A cross entropy may be written as the logarithm of a sum of exponentials, minus a logit. Exponentials of unknown numbers are
 then typically 1, the logarithm of the sum over C classes is ln C, and what it is less an unknown number is the loss. Two
 distributions over C classes are alike: of their divergence nothing is left, and it is a single unknown number.
+
+Differences of unknown numbers are what an untrained model is off by (`deviations`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autosac.capture.device import deviations
+from autosac.capture.device.deviations import Deviation
+from autosac.capture.device.elements import (
+    SINGLE,
+    Exponential,
+    Length,
+    LogOfSum,
+    Rule,
+    Share,
+    has_begun,
+    is_open,
+    left,
+    mark,
+    mean_of,
+    operand,
+    take,
+    typical,
+)
 from autosac.capture.device.operators import mutates, per_operator
-from autosac.capture.device.shadows import known_values, shadow
+from autosac.capture.device.shadows import shadow
+from autosac.capture.device.untrained import (
+    SUM,
+    ctc,
+    difference,
+    larger,
+    length,
+    missed,
+    power,
+    product,
+    quotient,
+    rectified,
+    smooth,
+    spread,
+    sum_of_two,
+)
 
 aten = torch.ops.aten
-_SUM = 2  # of PyTorch's reductions
 _LARGEST = 1e30
-
-Rule: TypeAlias = "Callable[[Any, Any, Any], float | None]"
-
-
-class Exponential(float):
-    """An exponential of unknown numbers, or a sum of such."""
-
-
-class LogOfSum(float):
-    """The logarithm of a sum of exponentials."""
-
-
-class Share(float):
-    """What a softmax gives to one of C classes: 1 / C. Its logarithm falls as that of ``log_softmax`` does."""
-
-
-_falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
-SINGLE = 10.0  # what stands for a single unknown number before the first step
-
-
-def begin(falls: Callable[[], float]) -> None:
-    """From now on tensors have typical elements. `falls`: the part of losses that is left now, of 1."""
-    _falls[:] = [falls]
-
-
-def typical(tensor: Any) -> float | None:
-    """The typical element of a floating-point tensor whose values are unknown; None if nothing is known of it."""
-    value, version = vars(tensor).get("_typical", (None, 0)) if isinstance(tensor, FakeTensor) else (None, 0)
-    return value if value is not None and tensor._version == version else None
 
 
 def estimated(func: Any, args: Any, kwargs: Any, out: Any) -> float | None:
     """The typical element of what an operator returns, or of what it has written to. Asked before its inputs are forgotten."""
-    rule = _rule_of(func) if _falls else None
+    rule = _rule_of(func) if has_begun() else None
     if rule is None:
         return None
     if func.namespace == "aten" and func.overloadpacket in _FINDS and isinstance(out, (tuple, list)):
@@ -84,16 +89,11 @@ def give(func: Any, args: Any, out: Any, value: float) -> None:
         vars(first)["_typical"] = value, viewed._version + (func.namespace == "aten" and mutates(func))
 
 
-def take(tensor: Any, value: float | None) -> None:
-    """A tensor that nothing has computed has this typical element."""
-    if value is not None and isinstance(tensor, FakeTensor):
-        vars(tensor)["_typical"] = value, tensor._version
-
-
 def scale(tensor: FakeTensor, by: float) -> None:
     """Its elements have become so many times what they were, in place, without an operator that says so."""
-    value = _operand(tensor) if _falls else None
-    take(tensor, None if value is None else value * by)
+    value = operand(tensor) if has_begun() else None
+    scaled = None if value is None else deviations.product(value, by)
+    take(tensor, Exponential(scaled) if type(value) is Exponential and scaled is not None else scaled)
 
 
 def _first(out: Any) -> Any:
@@ -117,13 +117,13 @@ def _classes(args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _log_softmax(args: Any, kwargs: Any, out: Any) -> float:
-    return -math.log(_classes(args, kwargs, out)) * _falls[0]()
+    return -math.log(_classes(args, kwargs, out)) * left()
 
 
 def _negative_likelihood(args: Any, kwargs: Any, out: Any) -> float:
     known = typical(args[0])
-    one = -known if known is not None else math.log(max(2, args[0].shape[1 if args[0].dim() > 1 else 0])) * _falls[0]()
-    return one * _counted(args[1], args[4]) if args[3] == _SUM else one
+    one = -known if known is not None else math.log(max(2, args[0].shape[1 if args[0].dim() > 1 else 0])) * left()
+    return one * _counted(args[1], args[4]) if args[3] == SUM else one
 
 
 def _counted(labels: torch.Tensor, ignored: int) -> int:
@@ -137,42 +137,10 @@ def _counted(labels: torch.Tensor, ignored: int) -> int:
 
 def _binary(args: Any, kwargs: Any, out: Any) -> float:
     reduction = args[3] if len(args) > 3 else kwargs.get("reduction", 1)
-    return math.log(2) * _falls[0]() * (args[0].numel() if reduction == _SUM else 1)
+    return math.log(2) * left() * (args[0].numel() if reduction == SUM else 1)
 
 
 # ---- what operators make of them -------------------------------------------------------------------------------------
-
-
-def _operand(x: Any) -> float | None:
-    """A number, the mean of known values, a typical element, or what stands for a single unknown number."""
-    if isinstance(x, (bool, int, float)):
-        return float(x)
-    if not isinstance(x, torch.Tensor):
-        return None
-    found = typical(x)
-    if found is not None:
-        return found
-    known = known_values(x)
-    if known is not None and known.numel():
-        with torch._C._DisableTorchDispatch():
-            return float(known) if known.numel() == 1 else known.mean(dtype=torch.float64).item()
-    if x.numel() != 1:
-        return None
-    return SINGLE * _falls[0]() if x.dtype.is_floating_point else None
-
-
-def _is_known(x: Any) -> bool:
-    """Whether something is known of it: of two numbers that nothing is known of nothing follows."""
-    return not isinstance(x, FakeTensor) or typical(x) is not None or shadow(x) is not None
-
-
-def _same(args: Any, kwargs: Any, out: Any) -> float | None:
-    return typical(args[0])
-
-
-def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
-    found = [typical(x) for x in args[0]]
-    return None if any(x is None for x in found) else found[0]
 
 
 def _sum(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -181,55 +149,50 @@ def _sum(args: Any, kwargs: Any, out: Any) -> float | None:
         return None
     found = typical(args[0])
     if found is None and shadow(args[0]) is None and out.numel() == 1:
-        found = SINGLE * _falls[0]()
+        found = SINGLE * left()
     if found is None:
         return None
-    total = found * args[0].numel() / out.numel()
+    count = args[0].numel() / out.numel()
+    if isinstance(found, Deviation):
+        return deviations.summed(found, count)
+    total = found * count
     return Exponential(total) if type(found) is Exponential else total
 
 
 def _of_one(compute: Callable[[float], float]) -> Rule:
     def rule(args: Any, kwargs: Any, out: Any) -> float | None:
         found = typical(args[0])
-        return None if found is None else compute(found)
+        return None if found is None or isinstance(found, Deviation) else compute(found)
 
     return rule
 
 
-def _of_two(compute: Callable[[float, float], float]) -> Rule:
-    def rule(args: Any, kwargs: Any, out: Any) -> float | None:
-        if not (_is_known(args[0]) or _is_known(args[1])):
-            return None
-        a, b = _operand(args[0]), _operand(args[1])
-        return None if a is None or b is None else compute(a, b * kwargs.get("alpha", 1))
-
-    return rule
+def _same(args: Any, kwargs: Any, out: Any) -> float | None:
+    return mark(args[0])
 
 
-def _difference(args: Any, kwargs: Any, out: Any) -> float | None:
-    a = typical(args[0])
-    if type(a) is LogOfSum and isinstance(args[1], FakeTensor) and not _is_known(args[1]):
-        return a * _falls[0]()
-    return _of_two(lambda a, b: a - b)(args, kwargs, out)
+def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
+    found = [typical(x) for x in args[0]]
+    return None if any(x is None for x in found) else found[0]
 
 
 def _exponential(args: Any, kwargs: Any, out: Any) -> float:
     found = typical(args[0])
-    return Exponential(1.0) if found is None else math.exp(found)
+    return Exponential(1.0) if found is None or isinstance(found, Deviation) else math.exp(found)
 
 
 def _logarithm(args: Any, kwargs: Any, out: Any) -> float | None:
     found = typical(args[0])
-    if found is None:
+    if found is None or isinstance(found, Deviation):
         return None
     if type(found) is Share:
-        return -math.log(round(1 / found)) * _falls[0]()
+        return -math.log(round(1 / found)) * left()
     return LogOfSum(math.log(found)) if type(found) is Exponential else math.log(found)
 
 
 def _times_logarithm(args: Any, kwargs: Any, out: Any) -> float | None:
     """A divergence of equal distributions is then nothing: shares times the difference of their logarithms."""
-    factor, logarithm = _operand(args[0]), _logarithm(args[1:], kwargs, out)
+    factor, logarithm = operand(args[0]), _logarithm(args[1:], kwargs, out)
     return None if factor is None or logarithm is None else factor * logarithm
 
 
@@ -241,10 +204,9 @@ def _selected(args: Any, kwargs: Any, out: Any) -> float | None:
     """Of ``where``: what unknown masks select."""
     known = shadow(args[0])
     if known is None:
-        return _operand(args[1])
-    with torch._C._DisableTorchDispatch():
-        part = known.mean(dtype=torch.float64).item() if known.numel() else 1.0
-    found = [_operand(x) if weight else 0.0 for x, weight in ((args[1], part), (args[2], 1 - part))]
+        return operand(args[1])
+    part = mean_of(known) if known.numel() else 1.0
+    found = [operand(x) if weight else 0.0 for x, weight in ((args[1], part), (args[2], 1 - part))]
     return None if found[0] is None or found[1] is None else part * found[0] + (1 - part) * found[1]
 
 
@@ -253,6 +215,16 @@ def _equal(args: Any, kwargs: Any, out: Any) -> float:
     means = [typical(x) for x in args[:2] if isinstance(x, FakeTensor) and not x.dtype.is_floating_point]
     mean = next((mean for mean in means if mean is not None), None)
     return 0.5 if mean is None else 1 / (2 * mean + 1)
+
+
+def _compared(args: Any, kwargs: Any, out: Any) -> float:
+    """A mask selects all, but of two kinds of numbers that are alike the one is larger half the time."""
+    if all(map(is_open, args[:2])):
+        return 0.5
+    a, b = (typical(x) if isinstance(x, torch.Tensor) else x for x in args[:2])
+    if a is None or b is None or isinstance(a, Deviation) or isinstance(b, Deviation):
+        return 1.0
+    return 0.5 if a == b else 1.0
 
 
 def _mean_index(args: Any, kwargs: Any, position: int = 1) -> float | None:
@@ -269,21 +241,14 @@ def counted(mask: Any, out: Any) -> int | None:
     return max(1, round(part * int(mask.numel()) / int(out.numel())))
 
 
-def _power(args: Any, kwargs: Any, out: Any) -> float | None:
-    found = typical(args[0])
-    if found is None or not isinstance(args[1], (int, float)):
-        return None
-    power = found ** args[1]
-    return power if isinstance(power, float) else None
-
-
 def _clamped(args: Any, kwargs: Any, out: Any) -> float | None:
-    found = typical(args[0])
+    found = mark(args[0])
     bounds = [*args[1:3], None, None][:2]
-    low, high = kwargs.get("min", bounds[0]), kwargs.get("max", bounds[1])
-    if found is None or not all(isinstance(bound, (int, float, type(None))) for bound in (low, high)):
+    low, high = (operand(kwargs.get(name, bound)) for name, bound in zip(("min", "max"), bounds, strict=True))
+    if found is None:
         return None
-    return min(max(found, -math.inf if low is None else low), math.inf if high is None else high)
+    within = min(max(found, -math.inf if low is None else low), math.inf if high is None else high)
+    return Length(within) if type(found) is Length else within
 
 
 def _copied(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -296,8 +261,7 @@ def _cast(args: Any, kwargs: Any, out: Any) -> float | None:
     known = shadow(args[0]) if found is None else None
     if known is None or known.is_meta or not known.numel() or not out.dtype.is_floating_point:
         return found
-    with torch._C._DisableTorchDispatch():
-        return known.mean(dtype=torch.float64).item()
+    return mean_of(known)
 
 
 def _scattered(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -321,7 +285,7 @@ def _filled(tensor: Any) -> float | None:
 
 
 def _added_up_functionally(args: Any, kwargs: Any, out: Any) -> float | None:
-    found = _operand(args[0])
+    found = operand(args[0])
     if found is None or args[1].lower() != "sum":
         return found
     c10d: Any = torch.distributed.distributed_c10d
@@ -329,7 +293,7 @@ def _added_up_functionally(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 _SAME = (
-    "alias clone contiguous detach expand flip gather index index_select masked_fill masked_fill_ mean permute repeat reshape "
+    "alias clone contiguous detach expand flip gather index index_select masked_fill mean permute repeat reshape "
     "roll select slice squeeze t to transpose unbind split chunk unsqueeze view _unsafe_view _reshape_alias nan_to_num "
     "nanmean amax amin max min"
 )
@@ -338,46 +302,59 @@ _RULES: dict[Any, Rule] = {
     aten._log_softmax: _log_softmax,
     aten._softmax: lambda args, kwargs, out: Share(1.0 / _classes(args, kwargs, out)),
     aten.sigmoid: lambda *_: 0.5,
-    **dict.fromkeys((aten.ne, aten.gt, aten.ge, aten.lt, aten.le), lambda *_: 1.0),
+    aten.ne: lambda *_: 1.0,
+    **dict.fromkeys((aten.gt, aten.ge, aten.lt, aten.le), _compared),
     aten.eq: _equal,
     aten.argmax: lambda args, kwargs, out: _mean_index(args, kwargs),
     aten.where: _selected,
     aten.logsumexp: _log_of_sum,
-    aten.log_sigmoid_forward: lambda args, kwargs, out: -math.log(2) * _falls[0](),
-    aten.softplus: lambda args, kwargs, out: math.log(2) * _falls[0](),
+    aten.log_sigmoid_forward: lambda args, kwargs, out: -math.log(2) * left(),
+    aten.softplus: lambda args, kwargs, out: math.log(2) * left(),
     aten.nll_loss_forward: _negative_likelihood,
     aten.nll_loss2d_forward: _negative_likelihood,
     aten.binary_cross_entropy: lambda args, kwargs, out: _binary((args[0], args[1], None, *args[3:]), kwargs, out),
     aten.binary_cross_entropy_with_logits: lambda args, kwargs, out: _binary((*args[:3], *args[4:]), kwargs, out),
     aten._to_copy: _cast,
-    aten.full: lambda args, kwargs, out: _operand(args[1]),
-    aten.full_like: lambda args, kwargs, out: _operand(args[1]),
+    aten.full: lambda args, kwargs, out: operand(args[1]),
+    aten.full_like: lambda args, kwargs, out: operand(args[1]),
+    **dict.fromkeys((aten.ones, aten.new_ones, aten.ones_like), lambda *_: 1.0),
     **dict.fromkeys((aten.zeros, aten.new_zeros, aten.zeros_like), lambda *_: 0.0),
     aten.scatter: _scattered,
-    aten.scatter_: _scattered,
     aten.copy_: _copied,
     aten.cat: _first_of,
     aten.stack: _first_of,
     aten.sum: _sum,
-    aten.abs: _of_one(abs),
-    aten.neg: _of_one(lambda x: -x),
+    aten.abs: lambda args, *_: None if (found := typical(args[0])) is None else deviations.magnitude(found),
+    aten.neg: lambda args, *_: None if (found := typical(args[0])) is None else deviations.product(found, -1.0),
+    aten.relu: rectified,
+    **dict.fromkeys((aten.maximum, aten.minimum), larger),
     aten.exp: _exponential,
     aten.log: _logarithm,
+    aten.log2: _of_one(math.log2),
+    aten.log10: _of_one(math.log10),
+    aten.log1p: _of_one(math.log1p),
     aten.xlogy: _times_logarithm,
     aten.sqrt: _of_one(math.sqrt),
-    aten.pow: _power,
+    aten.pow: power,
     aten.clamp: _clamped,
     aten.clamp_min: _clamped,
-    aten.add: _of_two(lambda a, b: a + b),
-    aten.sub: _difference,
-    aten.rsub: _of_two(lambda a, b: b - a),
-    aten.mul: _of_two(lambda a, b: a * b),
-    aten.div: _of_two(lambda a, b: a / b),
-    aten.add_: _of_two(lambda a, b: a + b),
-    aten.sub_: _of_two(lambda a, b: a - b),
-    aten.mul_: _of_two(lambda a, b: a * b),
-    aten.div_: _of_two(lambda a, b: a / b),
+    aten.square: lambda args, kwargs, out: power((args[0], 2), kwargs, out),
+    aten.add: sum_of_two,
+    aten.sub: difference,
+    aten.rsub: lambda args, kwargs, out: difference((args[1], args[0]), kwargs, out),
+    aten.mul: product,
+    aten.div: quotient,
+    aten.linalg_vector_norm: length,
+    **dict.fromkeys((aten.std, aten.std_mean), spread),
+    **dict.fromkeys((aten.var, aten.var_mean), lambda *call: None if (found := spread(*call)) is None else found**2),
+    aten.mse_loss: missed(lambda rms, _: rms**2),
+    aten.huber_loss: missed(lambda rms, delta: deviations.huber(rms, 1.0 if delta is None else delta)),
+    aten.smooth_l1_loss: missed(smooth),
+    aten._ctc_loss: ctc,
+    aten._cudnn_ctc_loss: ctc,
 }
+_IN_PLACE = {f"{packet.__name__}_": rule for packet, rule in _RULES.items()}
+_RULES = {**{getattr(aten, name): rule for name, rule in _IN_PLACE.items() if hasattr(aten, name)}, **_RULES}
 # Their second results are indices; where their arguments have the dimension.
 _FINDS = {aten.max: 1, aten.min: 1, aten.topk: 2}
 _COLLECTIVES: dict[str, Rule] = {

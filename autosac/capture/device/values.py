@@ -23,10 +23,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from autosac.capture.device import loops, typical
+from autosac.capture.device import elements, loops, typical
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import is_custom, mutates, per_operator
-from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, overwrite, shadow
+from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, note_write, overwrite, shadow
 from autosac.capture.device.sources import calling_frame
 from autosac.capture.moe_load import Routing
 
@@ -90,15 +90,16 @@ def route_by(routing: Routing | None) -> None:
 
 
 def assume_floats(answer: Callable[[], float], falls: Callable[[], float]) -> None:
-    """What `.item()` of an unknown floating-point value (a norm) answers from now on; `falls`: see `typical.begin`."""
+    """What `.item()` of an unknown floating-point value (a norm) answers from now on; `falls`: see `elements.begin`."""
     _assumed[0] = answer
-    typical.begin(falls)
+    elements.begin(falls)
 
 
 def _number(tensor: torch.Tensor) -> float:
     """What stands for an unknown floating-point number."""
     single = _assumed[0]()
-    return typical.typical(tensor) or single
+    found = elements.printed(tensor)
+    return single if found is None else found
 
 
 def _filled(position: int) -> Callable[[Any, tuple[Any, ...]], torch.Tensor]:
@@ -290,8 +291,8 @@ def _is_beyond(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         and x.dtype.is_floating_point
         and shadow(x) is None
     ):
-        like = typical.typical(x)
-        vars(out)["_beyond"] = lambda: _THRESHOLDS[func](like or _assumed[0](), threshold)
+        like = elements.printed(x)
+        vars(out)["_beyond"] = lambda: _THRESHOLDS[func](_assumed[0]() if like is None else like, threshold)
     else:
         _compute(func, args, kwargs, out)
 
@@ -405,6 +406,8 @@ def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> An
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
+    if mutates(func):
+        note_write()
     try:
         with torch._C._DisableTorchDispatch():
             return func(*args, **kwargs)

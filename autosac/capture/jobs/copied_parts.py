@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autosac.capture.device.elements import take, typical
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.device.typical import take, typical
 from autosac.capture.jobs.fsdp_units import UnitsChange
 from autosac.capture.jobs.held_tensors import HeldTensor
 from autosac.capture.record.recorder import Recorder

@@ -20,6 +20,7 @@ from torch.utils._device import _device_constructors
 from autosac.capture.device import shadows, values
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches import frameworks, lazy, saving, sharded_states, threads
+from autosac.capture.patches.after_import import after_import
 from autosac.capture.patches.tensors import exchange
 from autosac.errors import CaptureError
 
@@ -208,5 +209,18 @@ def _spawned() -> None:
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
         start_processes(fn, args, nprocs)
 
+    def launch(self: Any, *args: Any) -> dict[int, Any]:
+        if not callable(self._entrypoint):
+            raise CaptureError(
+                f"the script starts {' '.join(map(str, (self._entrypoint, *args)))} for each GPU: run that script with "
+                f"--nproc {self._config.nproc_per_node}"
+            )
+        results: dict[int, Any] = {}
+        start_processes(lambda rank: results.update({rank: self._entrypoint(*args)}), (), self._config.nproc_per_node)
+        return results
+
+    after_import(
+        "torch.distributed.launcher.api", lambda launcher: setattr(launcher.elastic_launch, "__call__", launch)
+    )
     vars(module).update(start_processes=start_processes, spawn=spawn)
     vars(multiprocessing).update(start_processes=start_processes, spawn=spawn)
