@@ -74,7 +74,7 @@ def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
         tape = present.tape
-        if tape is None or tape.is_busy or tape.part is not None or torch.compiler.is_compiling():
+        if tape is None or tape.is_busy or tape.part is not None or quiet.depth or torch.compiler.is_compiling():
             return call(*args, **kwargs)
         given = tensors_in((args, kwargs))
         part = CompiledPart(call, _autocast(), [t.requires_grad for t in given], leaves_unwritten=leaves_unwritten)
