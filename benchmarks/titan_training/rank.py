@@ -126,7 +126,12 @@ def train(config: Any) -> dict[str, Any]:
         trainer.step = step
         planned.append(sum(isinstance(m, Checkpointed) and m._autosac is not None for m in modules))
         trainer.train_step(batches)
-    report = {"losses": losses, "gradients": gradients, "parameters": _digest(parameters), "planned": planned}
+    report: dict[str, Any] = {
+        "losses": losses,
+        "gradients": gradients,
+        "parameters": _digest(parameters),
+        "planned": planned,
+    }
     report |= {"sketches": sketches, "graphs": counters["stats"]["unique_graphs"]}
     torch.distributed.barrier()
     trainer.close()
