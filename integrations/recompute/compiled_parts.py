@@ -29,7 +29,6 @@ from autosac.integrations.recompute.entries import CompiledPart
 from autosac.integrations.recompute.generators import states_before
 from autosac.integrations.recompute.memories import version_of
 from autosac.integrations.recompute.tape import present
-from autosac.integrations.replacing import replace_once
 
 _DEVICES = ("cpu", "cuda")
 _PART = Facts(func=None, name="compiled")
@@ -45,21 +44,27 @@ def prepare() -> None:
 def _see_graphs() -> None:
     """Compiled graphs become entries of the tape that is being written: those that Dynamo has made, and will make."""
     dynamo: Any = sys.modules.get("torch._dynamo.output_graph")
-    if dynamo is None or hasattr(dynamo.OutputGraph.call_user_compiler, "__wrapped__"):
+    if dynamo is None or hasattr(dynamo.OutputGraph.call_user_compiler, "_autosac_part"):
         return
-    replace_once(dynamo.OutputGraph, "call_user_compiler", _compile)
+    original = dynamo.OutputGraph.call_user_compiler
+
+    @functools.wraps(original)
+    def call_user_compiler(output: Any, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        return _visible(original(output, graph, *args, **kwargs), output.compiler_fn, graph)
+
+    call_user_compiler._autosac_part = True  # type: ignore[attr-defined]
+    dynamo.OutputGraph.call_user_compiler = call_user_compiler
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
         for name in [name for name in names if name.startswith(_GRAPHS)]:
             names[name] = not_compiled(_seen(names[name], leaves_unwritten=True))  # nothing is known of what is in it
 
 
-def _compile(original: Callable[..., Any], output: Any, graph: torch.fx.GraphModule, *args: Any) -> Any:
-    call = original(output, graph, *args)
-    backend = output.compiler_fn
+def _visible(call: Callable[..., Any], backend: Any, graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """What a backend has made of a graph, as an entry of tapes, unless it is an operator for dispatch modes already."""
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
-    if getattr(backend, "config", {}).get("wrap_inductor_compiled_regions"):  # it is an operator for dispatch modes
+    if getattr(backend, "config", {}).get("wrap_inductor_compiled_regions"):
         return call
     return _seen(call, leaves_unwritten=has_grouped_products(graph))
 
