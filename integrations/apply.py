@@ -180,9 +180,9 @@ class _Checkpointing:
         """One forward with gradients, outside of compiled code."""
         if self._of_compiler:
             self._without_compiler(module)
+        compiled_parts.prepare()
         if not self.forwards:
             quiet_hooks(module)
-            compiled_parts.prepare(module)
             transforms.prepare()
             constructors.prepare()
         self.forwards += 1

@@ -1,27 +1,33 @@
 """Whether real TorchTitan jobs train under plans as without them, bit for bit.
 
-    python -m benchmarks.titan_training [--only WORD] [--list]
+    python -m benchmarks.titan_training [--compiled] [--only WORD] [--list]
 
 TorchTitan's own Trainer trains its models at debug size on the CPU, with gloo, over the ways to parallelize them (`jobs`):
 without a plan, and under plans for the memory of full checkpointing, and for a third and two thirds of what lies between that
 and no checkpointing. Compared are losses, norms, each rank's gradients in each step, and its parameters afterwards. Before,
 the job trains twice without a plan: where that differs, nothing is told. Where a plan's differs, it trains without one again.
+
+With `--compiled`, jobs that are compiled. A plan changes which operators Inductor fuses, and so what is rounded. Told is then
+how far gradients are from those of the job without the compiler, relative to these, with the plan and without: a plan that
+takes them twice as far differs. With aot_eager, which fuses nothing, bits are compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 from autosac.errors import AutosacError
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import TitanJob, plan_job, simulate_job
-from benchmarks.titan_training.jobs import JOBS, TEXT, Job, train
+from benchmarks.titan_training.jobs import COMPILED, JOBS, TEXT, Job, train
 
 _GPU = "h100-sxm-80gb"
 _SHARES = (0.0, 1 / 3, 2 / 3)
 _AGAIN = 3  # trainings without a plan, if one with a plan is not as the first
+_FARTHER = 2.0  # than without a plan
 _LINE = "| {:<58} | {:>5} | {:>11} | {:>19} | {} |"
 
 
@@ -37,9 +43,12 @@ def compare(job: Job, folder: Path) -> None:
         why = "does not run on a CPU" if plain is None else "differs without a plan, too"
         print(_LINE.format(job.describe(), job.ranks, "", "", why), flush=True)
         return
+    eager = train(file, job.ranks, job._replace(backend="").arguments) if job.backend == "inductor" else None
+    if job.backend:
+        print(_LINE.format(job.describe(), job.ranks, "", "no plan", f"{plain[0]['graphs']} graphs"), flush=True)
     for budget_mib in budgets(job, file):
         print(
-            _LINE.format(job.describe(), job.ranks, f"{budget_mib} MiB", *under(job, file, budget_mib, plain)),
+            _LINE.format(job.describe(), job.ranks, f"{budget_mib} MiB", *under(job, file, budget_mib, plain, eager)),
             flush=True,
         )
 
@@ -51,8 +60,10 @@ def budgets(job: Job, file: Path) -> list[int]:
     return [int(full + share * (none - full)) // 2**20 + 1 for share in _SHARES]
 
 
-def under(job: Job, file: Path, budget_mib: int, plain: list[dict[str, Any]]) -> tuple[str, str]:
-    """How many modules each rank's plan checkpoints, and whether its ranks train as without one."""
+def under(
+    job: Job, file: Path, budget_mib: int, plain: list[dict[str, Any]], eager: list[dict[str, Any]] | None = None
+) -> tuple[str, str]:
+    """How many modules each rank's plan checkpoints, and whether its ranks train as without one; `eager`: without compiler."""
     path = file.with_name("plan.json")
     try:
         plan_job(
@@ -69,12 +80,25 @@ def under(job: Job, file: Path, budget_mib: int, plain: list[dict[str, Any]]) ->
         log = file.with_name("rank-0.log").read_text().strip().splitlines()
         return "", f"**failed**: {log[-1] if log else 'no output'}"
     counts = ", ".join(str(rank["planned"][-1]) for rank in planned)
+    graphs = f", {planned[0]['graphs']} graphs" if job.backend else ""
     if _same(planned, plain):
-        return counts, "the same"
+        return counts, f"the same{graphs}"
+    if eager is not None:
+        far, alone = (max(map(distance, ranks, eager)) for ranks in (planned, plain))
+        said = f"{far:.1e} from eager gradients, {alone:.1e} without a plan{graphs}"
+        return counts, said if far <= _FARTHER * alone else f"**differs**: {said}"
     others = [train(file, job.ranks, job.arguments) for _ in range(_AGAIN)]
     if any(other is not None and _same(planned, other) for other in others):
         return counts, "the same as some runs without a plan, which differ"
     return counts, "**differs**"
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """How far the gradients of a rank are from those of another training: of the parameter for which that is most, relative to
+    the parameter's, in the first step.
+    """
+    pairs = list(zip(one["sketches"][0], other["sketches"][0], strict=True))
+    return max(math.dist(a, b) / (math.hypot(*b) or 1.0) for a, b in pairs)
 
 
 def _same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
@@ -87,9 +111,10 @@ def main() -> None:
     """See the program's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", metavar="WORD", help="only jobs whose description has this word")
+    parser.add_argument("--compiled", action="store_true", help="the compiled jobs")
     parser.add_argument("--list", action="store_true", help="list the jobs and stop")
     arguments = parser.parse_args()
-    chosen = [job for job in JOBS if arguments.only in job.describe()]
+    chosen = [job for job in (COMPILED if arguments.compiled else JOBS) if arguments.only in job.describe()]
     if arguments.list:
         print("\n".join(f"{job.describe()}, {job.ranks} ranks" for job in chosen))
         return

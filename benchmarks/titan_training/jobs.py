@@ -34,24 +34,28 @@ mode = "none"
 
 
 class Job(NamedTuple):
-    """A model of TorchTitan's on some ranks, which shard its parameters where `settings` do not say otherwise."""
+    """A model of TorchTitan's on some ranks, which shard its parameters where `settings` do not say otherwise. It is compiled
+    if it has a `backend`.
+    """
 
     model: str
     ranks: int = 1
     settings: tuple[str, ...] = ()
     flavor: str = "debugmodel"
     batch: int = 4
+    backend: str = ""
 
     @property
     def arguments(self) -> list[str]:
         """TorchTitan's."""
-        return [word for setting in self.settings for word in f"--{setting}".split()]
+        compiled = ("compile.enable", f"compile.backend {self.backend}") if self.backend else ()
+        return [word for setting in (*self.settings, *compiled) for word in f"--{setting}".split()]
 
     def describe(self) -> str:
         """In a few words."""
         said = [setting.rpartition(".")[2].replace("_degree", "").replace("_", " ") for setting in self.settings]
         kind = self.flavor.removeprefix("debugmodel").lstrip("_")
-        return ", ".join([f"{self.model} {kind}".strip(), *said])
+        return ", ".join([f"{self.model} {kind}".strip(), *said, *[self.backend] * bool(self.backend)])
 
 
 _TP = ("parallelism.tensor_parallel_degree 2",)
@@ -81,6 +85,22 @@ JOBS = (
     Job("llama4", 2),
     Job("llama4", 2, _TP),
     Job("llama4", 2, _EP),
+)
+COMPILED = (
+    Job("llama3", backend="aot_eager"),
+    Job("llama3", backend="inductor"),
+    Job("qwen3", backend="inductor"),
+    Job("qwen3", flavor="debugmodel_moe", backend="aot_eager"),
+    Job("qwen3", flavor="debugmodel_moe", backend="inductor"),
+    Job("deepseek_v3", backend="aot_eager"),
+    Job("deepseek_v3", backend="inductor"),
+    Job("llama4", backend="inductor"),
+    Job("llama3", 2, backend="inductor"),
+    Job("llama3", 2, ("training.global_batch_size 16",), backend="inductor"),
+    Job("llama3", 2, _DDP, backend="inductor"),
+    Job("llama3", 2, _TP, backend="inductor"),
+    Job("deepseek_v3", 2, backend="inductor"),
+    Job("deepseek_v3", 2, _EP, backend="inductor"),
 )
 
 

@@ -1,8 +1,9 @@
 """Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
 
 A program: ``python -m benchmarks.titan_training.rank JOB.toml [ARGUMENTS ...]`` in the environment of a rank. It writes
-``trained-RANK.json`` beside the job: losses and norms of all steps, hashes of this rank's gradients in each and of its
-parameters afterwards, and how many modules were checkpointed by a plan in each step.
+``trained-RANK.json`` beside the job: losses and norms of all steps, hashes and sketches of this rank's gradients in each,
+a hash of its parameters afterwards, how many modules were checkpointed by a plan in each step, and how many graphs were
+compiled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import torchtitan.tools.utils as titan_utils
+from torch._dynamo.utils import counters
 
 # TorchTitan takes "cuda" where it finds no accelerator. Its other modules copy these two names.
 titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
@@ -37,6 +39,8 @@ from torchtitan.train import Trainer  # noqa: E402
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer  # noqa: E402
 from autosac.integrations.apply import Checkpointed  # noqa: E402
 
+_SKETCH = 64
+
 
 def _digest(tensors: Any) -> str:
     """Of this rank's parts; a parameter without a gradient counts as such."""
@@ -45,6 +49,21 @@ def _digest(tensors: Any) -> str:
         own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         found.update(b"none" if own is None else own.detach().float().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def _sketch(tensors: Any) -> list[list[float]]:
+    """Of each tensor sums over random parts of it, with random signs: they are as far from those of another tensor as the
+    tensors are from one another.
+    """
+    found = []
+    for tensor in tensors:
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        flat = torch.zeros(0) if own is None else own.detach().double().flatten()
+        draw = torch.Generator().manual_seed(flat.numel())
+        signs = torch.randint(0, 2, flat.shape, generator=draw) * 2 - 1
+        places = torch.randint(0, _SKETCH, flat.shape, generator=draw)
+        found.append(torch.zeros(_SKETCH, dtype=torch.float64).index_add(0, places, flat * signs).tolist())
+    return found
 
 
 def without_memory_statistics() -> None:
@@ -92,10 +111,12 @@ def train(config: Any) -> dict[str, Any]:
         if hasattr(module, "set_force_sum_reduction_for_comms"):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
     gradients: list[str] = []
+    sketches: list[list[list[float]]] = []
     update = trainer.optimizers.step
 
     def noted(*args: Any, **kwargs: Any) -> None:
         gradients.append(_digest(parameter.grad for parameter in parameters))
+        sketches.append(_sketch(parameter.grad for parameter in parameters))
         update(*args, **kwargs)
 
     trainer.optimizers.step = noted
@@ -105,7 +126,13 @@ def train(config: Any) -> dict[str, Any]:
         trainer.step = step
         planned.append(sum(isinstance(m, Checkpointed) and m._autosac is not None for m in modules))
         trainer.train_step(batches)
-    report = {"losses": losses, "gradients": gradients, "parameters": _digest(parameters), "planned": planned}
+    report: dict[str, Any] = {
+        "losses": losses,
+        "gradients": gradients,
+        "parameters": _digest(parameters),
+        "planned": planned,
+    }
+    report |= {"sketches": sketches, "graphs": counters["stats"]["unique_graphs"]}
     torch.distributed.barrier()
     trainer.close()
     torch.distributed.destroy_process_group()

@@ -1,10 +1,13 @@
-"""What the dispatcher does not see inside a unit that runs eagerly: compiled modules, and Triton kernels.
+"""What the dispatcher does not see inside a unit that runs eagerly: compiled graphs, and Triton kernels.
 
-A compiled module inside a unit (TorchTitan compiles the parts of a mixture-of-experts block one by one) is one entry on the
-tape. To make its saved tensors again it is called again, as PyTorch's checkpointing would: with the same arguments, autocast
-state and random numbers, and what it saves then stands for what it saved in the forward, by its position. A Triton kernel that
-is launched from Python is an entry, too: it changes the tensors that its source says (`kernels`), or may change every tensor
-that the unit made and that it is given.
+A graph that Dynamo has compiled, of a module or of a function, is one entry on the tape of a unit that calls it (TorchTitan
+compiles parts of a mixture-of-experts block, and the function that runs its experts). Its operators are none: between them
+kernels run that nobody dispatches, in memory that is used several times. To make its saved tensors again the graph is called
+again: with the same arguments, autocast state and random numbers, and what it saves then stands for what it saved in the
+forward, by its position. One that changes what it is given is not called again: what it saved and returned is held.
+
+A Triton kernel that is launched from Python is an entry, too: it changes the tensors that its source says (`kernels`), or may
+change every tensor that the unit made and that it is given.
 """
 
 from __future__ import annotations
@@ -17,49 +20,84 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
+from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.effects import TritonLaunch
 from autosac.integrations.operators.facts import Facts
 from autosac.integrations.operators.keys import quiet, tensors_in
 from autosac.integrations.recompute.entries import CompiledPart
 from autosac.integrations.recompute.generators import states_before
+from autosac.integrations.recompute.memories import version_of
 from autosac.integrations.recompute.tape import present
 
 _DEVICES = ("cpu", "cuda")
 _PART = Facts(func=None, name="compiled")
+_GRAPHS = "__compiled_fn_"  # how Dynamo names what it compiles, among the globals of the code that calls it
 
 
-def prepare(module: nn.Module) -> None:
-    """Let the tape see what is compiled inside `module`, and Triton's launches."""
-    for inner in module.modules():
-        if "_orig_mod" in inner._modules:
-            own = vars(inner)
-            if "forward" in own and not hasattr(own["forward"], "_autosac_part"):
-                own["forward"] = _seen(own["forward"])
-        elif inner._compiled_call_impl is not None and not hasattr(inner._compiled_call_impl, "_autosac_part"):
-            inner._compiled_call_impl = _seen(inner._compiled_call_impl)
+def prepare() -> None:
+    """Let the tape see compiled graphs and Triton's launches. To be called before a unit runs; it does its work once."""
+    _see_graphs()
     _see_launches()
 
 
-def _seen(call: Callable[..., Any]) -> Callable[..., Any]:
+def _see_graphs() -> None:
+    """Compiled graphs become entries of the tape that is being written: those that Dynamo has made, and will make."""
+    dynamo: Any = sys.modules.get("torch._dynamo.output_graph")
+    if dynamo is None or hasattr(dynamo.OutputGraph.call_user_compiler, "_autosac_part"):
+        return
+    original = dynamo.OutputGraph.call_user_compiler
+
+    @functools.wraps(original)
+    def call_user_compiler(output: Any, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        return _visible(original(output, graph, *args, **kwargs), output.compiler_fn, graph)
+
+    call_user_compiler._autosac_part = True  # type: ignore[attr-defined]
+    dynamo.OutputGraph.call_user_compiler = call_user_compiler
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        for name in [name for name in names if name.startswith(_GRAPHS)]:
+            names[name] = not_compiled(_seen(names[name], leaves_unwritten=True))  # nothing is known of what is in it
+
+
+def _visible(call: Callable[..., Any], backend: Any, graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """What a backend has made of a graph, as an entry of tapes, unless it is an operator for dispatch modes already."""
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    if getattr(backend, "config", {}).get("wrap_inductor_compiled_regions"):
+        return call
+    return _seen(call, leaves_unwritten=has_grouped_products(graph))
+
+
+def has_grouped_products(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph, or one inside of it, has products of groups, which may end before the last row."""
+    inside = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    return any("grouped_mm" in str(node.target) for part in inside for node in part.graph.nodes)
+
+
+def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., Any]:
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
         tape = present.tape
-        if tape is None or tape.is_busy or tape.part is not None or torch.compiler.is_compiling():
+        if tape is None or tape.is_busy or tape.part is not None or quiet.depth or torch.compiler.is_compiling():
             return call(*args, **kwargs)
-        part = CompiledPart(call, _autocast(), [t.requires_grad for t in tensors_in((args, kwargs))])
+        given = tensors_in((args, kwargs))
+        part = CompiledPart(call, _autocast(), [t.requires_grad for t in given], leaves_unwritten=leaves_unwritten)
         entry = tape.begin(part, _PART, args, kwargs)
         entry.random = states_before(args, kwargs)
+        versions = [version_of(t) for t in given]
         tape.part = part
         try:
             out = call(*args, **kwargs)
         finally:
             tape.part = None
+        changed = [t for t, version in zip(given, versions, strict=True) if version_of(t) != version]
+        if changed:
+            tape.changed_by(part, entry, changed)
+        part.saved.clear()
         tape.end(entry, out, None)
         return out
 
-    run._autosac_part = True  # type: ignore[attr-defined]
     return run
 
 

@@ -54,17 +54,22 @@ class TapeEntry:
 
 
 class CompiledPart:
-    """A compiled module as an entry's function: how autocast was, and which of its arguments needed gradients."""
+    """A compiled graph as an entry's function: how autocast was, and which of its arguments needed gradients.
 
-    def __init__(self, call: Any, autocast: Any, needs_gradient: list[bool]) -> None:
+    `leaves_unwritten`: it may leave parts of what it makes as the memory was. `saved`: what it has saved, while it runs.
+    """
+
+    def __init__(self, call: Any, autocast: Any, needs_gradient: list[bool], *, leaves_unwritten: bool) -> None:
         self.call = call
         self.autocast = autocast
         self.needs_gradient = needs_gradient
+        self.leaves_unwritten = leaves_unwritten
         self.packed = 0
+        self.saved: list[tuple[Holder, torch.Tensor]] = []
 
 
 class SavedInPart(NamedTuple):
-    """A tensor that a compiled module saved: the position of its entry on the tape, and of the tensor among those it saves."""
+    """A tensor that a compiled graph saved: the position of its entry on the tape, and of the tensor among those it saves."""
 
     entry: int
     number: int

@@ -9,8 +9,9 @@ views of what is inside of them; a tensor without a storage (sparse, MKL-DNN) st
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -242,3 +243,33 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 def _flat(tensor: torch.Tensor) -> View:
     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     return View(-1, 0, -1, tensor.dtype, (elements,), (1,), 0, False, False)
+
+
+def all_tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs).
+
+    Of objects that refer to very many others, the nearest are looked at. What is not found is not held, but made again.
+    """
+    found, seen, waiting = [], {id(tree)}, deque([tree])
+    while waiting and len(seen) < _LOOKED_AT:
+        item = waiting.popleft()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+            continue
+        for inner in _inside(item):
+            if id(inner) not in seen and not isinstance(inner, _LEAVES):
+                seen.add(id(inner))
+                waiting.append(inner)
+    return found
+
+
+_LOOKED_AT = 4096
+_LEAVES = (str, bytes, int, float, complex, type, type(None), torch.nn.Module, ModuleType, FunctionType)
+
+
+def _inside(item: Any) -> Any:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, list | tuple | set | frozenset):
+        return item
+    return () if isinstance(item, _LEAVES) else getattr(item, "__dict__", {}).values()

@@ -145,8 +145,8 @@ class _Recomputation:
         self._made: dict[int, torch.Tensor] = {}
         self._saved: dict[SavedInPart, torch.Tensor] = {}
         self._is_compared = any(holder.witness is not None for holder in self._holders)
-        # Memories that no kernel has written all of, or that are made of such, if anything is compared.
-        self._undefined: set[int] = set()
+        # Memories and saved tensors that no kernel has written all of, or that are made of such, if anything is compared.
+        self._undefined: set[int | SavedInPart] = set()
         self._flags = tape.flags.before
         self._done = self._last_uses()
 
@@ -213,6 +213,8 @@ class _Recomputation:
         return True
 
     def _is_undefined(self, holder: Holder) -> bool:
+        if isinstance(holder.view, SavedInPart):
+            return holder.view in self._undefined
         views = views_of(holder.view)
         return bool(views) and self._undefined.issuperset(view.memory for view in views)
 
@@ -242,17 +244,16 @@ class _Recomputation:
             self._flags = wanted
         if torch.get_default_dtype() is not entry.dtype:
             torch.set_default_dtype(entry.dtype)
-        if entry.random is not None:
-            with entry.random.restored():
-                out = self._called(position, entry, args, kwargs)
-        else:
-            out = self._called(position, entry, args, kwargs)
+        is_made_of_it = bool(self._undefined) and any(view.memory in self._undefined for view in entry.reads)
+        with entry.random.restored() if entry.random is not None else contextlib.nullcontext():
+            if isinstance(entry.func, CompiledPart):
+                out, unwritten = self._run_part(position, entry.func, args, kwargs, is_made_of_it)
+            else:
+                out, unwritten = self._called(entry, args, kwargs), set()
+                if self._is_compared:
+                    unwritten = {id(tensor) for tensor in witness.undefined(entry.func, args, kwargs or {}, out)}
         if entry.facts.may_write:
             _wait(out)
-        unwritten = set()
-        if self._is_compared:
-            unwritten = {id(tensor) for tensor in witness.undefined(entry.func, args, kwargs or {}, out)}
-        is_made_of_it = bool(self._undefined) and any(view.memory in self._undefined for view in entry.reads)
         if is_made_of_it:
             self._undefined.update(entry.writes)
         del args, kwargs
@@ -280,9 +281,7 @@ class _Recomputation:
         if is_empty(memory.external):
             self._tape.gather(memory.external)
 
-    def _called(self, position: int, entry: TapeEntry, args: Any, kwargs: Any) -> Any:
-        if isinstance(entry.func, CompiledPart):
-            return self._run_part(position, entry.func, args, kwargs)
+    def _called(self, entry: TapeEntry, args: Any, kwargs: Any) -> Any:
         if not entry.with_gradients:
             return entry.func(*args, **kwargs)
         # oneDNN's recurrent layers return their workspace if gradients are enabled. Below autograd nothing is recorded.
@@ -293,8 +292,12 @@ class _Recomputation:
             finally:
                 torch._C._set_grad_enabled(False)
 
-    def _run_part(self, position: int, part: CompiledPart, args: Any, kwargs: Any) -> Any:
-        """Call a compiled module again, and take what it saves."""
+    def _run_part(
+        self, position: int, part: CompiledPart, args: Any, kwargs: Any, is_undefined: bool
+    ) -> tuple[Any, set[int]]:
+        """Call a compiled graph again, and take what it saves. Its results, and which of them (by id) are not to be compared:
+        where `is_undefined`, or where some kernel may leave a part of its rows unwritten, all of them.
+        """
         flags = iter(part.needs_gradient)
         args, kwargs = _tree_map(lambda t: t.detach().requires_grad_(next(flags)), (args, kwargs))
         saved: list[torch.Tensor] = []
@@ -303,15 +306,24 @@ class _Recomputation:
             saved.append(tensor)
             return len(saved) - 1
 
-        with torch.enable_grad(), part.autocast(), torch.autograd.graph.saved_tensors_hooks(pack, saved.__getitem__):
-            out = part.call(*args, **kwargs)
+        watch = witness.Watch() if self._is_compared else contextlib.nullcontext(None)
+        with torch.enable_grad(), part.autocast(), watch as seen:
+            with torch.autograd.graph.saved_tensors_hooks(pack, saved.__getitem__):
+                out = part.call(*args, **kwargs)
         if len(saved) != part.packed:
             raise RecomputationError(
                 f"a compiled part of the module {self._tape.fqn} saves {len(saved)} tensors when it runs again and saved "
                 f"{part.packed} in the forward: leave the module out of the plan"
             )
         self._saved.update((SavedInPart(position, n), tensor) for n, tensor in enumerate(saved))
-        return _tree_map(torch.Tensor.detach, out)
+        out = _tree_map(torch.Tensor.detach, out)
+        if seen is None:
+            return out, set()
+        says_nothing = is_undefined or part.leaves_unwritten
+        self._undefined.update(
+            SavedInPart(position, n) for n, t in enumerate(saved) if says_nothing or seen.has_left(t)
+        )
+        return out, {id(t) for t in plain_in(out) if says_nothing or seen.has_left(t)}
 
     def _resolved(self, value: Any, writes: Collection[int]) -> Any:
         kind = type(value)

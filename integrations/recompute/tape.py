@@ -26,9 +26,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Sequence
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -57,6 +56,7 @@ from autosac.integrations.recompute.memories import (
     View,
     Wrapped,
     alias,
+    all_tensors,
     has_storage,
     looked_at,
     own,
@@ -93,7 +93,7 @@ class Tape:
         self.memories: list[Memory] = []
         self.audited = audited
         self.is_busy = False  # recomputing in the middle of its own forward
-        self.part: CompiledPart | None = None  # the compiled module that is running
+        self.part: CompiledPart | None = None  # the compiled graph that is running
         self.offloader = offloader
         self.offloaded: list[Memory] = []
         self.flags = flags.Course(policy, audited=audited)
@@ -117,6 +117,8 @@ class Tape:
         if view is None:
             return Held(tensor)
         holder = Holder(self, view, tensor)
+        if isinstance(view, SavedInPart) and self.part is not None:
+            self.part.saved.append((holder, tensor))
         reference = weakref.ref(holder)
         self._holders.append(reference)
         for plain in views_of(view):
@@ -146,7 +148,7 @@ class Tape:
         return [holder for holder in alive if holder.held is None]
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether the compiled module that is running made the tensor."""
+        """Whether the compiled graph that is running made the tensor."""
         plain = plain_tensors(tensor)
         return all(
             has_storage(t) and t.untyped_storage()._cdata not in self._numbers for t in plain
@@ -169,6 +171,14 @@ class Tape:
         if any(view is None for view in inner):
             return None
         return Wrapped(type(tensor), tuple(names), context, tuple(inner), tensor.size(), tensor.stride())
+
+    def changed_by(self, part: CompiledPart, entry: TapeEntry, tensors: list[torch.Tensor]) -> None:
+        """A compiled graph has changed what it was given: it cannot run again, and what it saved is held."""
+        for holder, tensor in part.saved:
+            holder.held = Held(tensor)
+        entry.is_forced = True
+        entry.changed = self._changed(tensors)
+        entry.writes = tuple(number for number, _ in entry.changed)
 
     # ---- the forward --------------------------------------------------------------------------------------------------
 
@@ -463,36 +473,6 @@ class RecordingMode(CountingMode):
 
 
 skipped_by_dynamo(RecordingMode)
-
-
-def all_tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors in what a module returns: containers, and attributes of objects (dataclasses, model outputs).
-
-    Of objects that refer to very many others, the nearest are looked at. What is not found is not held, but made again.
-    """
-    found, seen, waiting = [], {id(tree)}, deque([tree])
-    while waiting and len(seen) < _LOOKED_AT:
-        item = waiting.popleft()
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-            continue
-        for inner in _inside(item):
-            if id(inner) not in seen and not isinstance(inner, _LEAVES):
-                seen.add(id(inner))
-                waiting.append(inner)
-    return found
-
-
-_LOOKED_AT = 4096
-_LEAVES = (str, bytes, int, float, complex, type, type(None), torch.nn.Module, ModuleType, FunctionType)
-
-
-def _inside(item: Any) -> Any:
-    if isinstance(item, dict):
-        return item.values()
-    if isinstance(item, list | tuple | set | frozenset):
-        return item
-    return () if isinstance(item, _LEAVES) else getattr(item, "__dict__", {}).values()
 
 
 def _may_leave(func: Any, decision: Decision) -> bool:

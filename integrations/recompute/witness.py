@@ -16,8 +16,13 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
+from autosac.integrations.operators.dispatching import skipped_by_dynamo
 from autosac.integrations.recompute.memories import PLAIN, has_storage, plain_tensors
 
 _SAMPLES = 64
@@ -78,6 +83,42 @@ def undefined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: An
     if schema.name.removeprefix("aten::").startswith(_VENDORS):
         found += [value for value in out if isinstance(value, torch.Tensor) and value.dtype is torch.uint8]
     return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+class Watch(TorchDispatchMode):
+    """Within it, `undefined` results of operators are seen, of those that compiled code calls, too.
+
+    What is made of a product of groups cannot be followed there: after one, no result says anything.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._left: list[torch.Tensor] = []
+        self._is_jagged = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, and look at its results."""
+        out = func(*args, **(kwargs or {}))
+        found = undefined(func, args, kwargs or {}, out)
+        if found and getattr(func, "_schema", None) is not None and func._schema.name in _JAGGED:
+            self._is_jagged = True
+        else:
+            self._left += found
+        return out
+
+    def has_left(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's memory is one of those results, or may be made of one."""
+        return self._is_jagged or any(
+            inner.untyped_storage()._cdata == left.untyped_storage()._cdata
+            for inner in plain_tensors(tensor)
+            for left in self._left
+            if has_storage(inner)
+        )
+
+
+skipped_by_dynamo(Watch)
 
 
 def _without_dropout(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -11,9 +11,10 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.output_graph import OutputGraph
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autosac.integrations.apply import PlanMismatchWarning, apply
+from autosac.integrations.apply import PlanMismatchWarning, RecomputationError, apply
 
 
 class Part(nn.Module):
@@ -135,3 +136,156 @@ def test_a_compiled_part_with_dropout_under_autocast(lab: Any, how: str) -> None
     torch._dynamo.reset()
     planned = compiled(apply(copy.deepcopy(model), plan), how, "aot_eager")
     assert lab.same(run(planned), run(compiled(copy.deepcopy(model), how, "aot_eager")))
+
+
+def experts(w1: torch.Tensor, w2: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Two products of groups after one another, as TorchTitan's experts: Inductor uses the memory of one weight for both."""
+    x, first, second = x.bfloat16(), w1.bfloat16().transpose(-2, -1), w2.bfloat16().transpose(-2, -1)
+    h = torch._grouped_mm(x, first, offs=ends).sin()
+    return torch._grouped_mm(h, second, offs=ends).float()
+
+
+class Experts(nn.Module):
+    """Calls `experts`, or what is made of it."""
+
+    run: Any = staticmethod(experts)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2 = (nn.Parameter(torch.randn(4, 16, 16)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return type(self).run(self.w1, self.w2, x, ends)
+
+
+class Mixture(nn.Module):
+    """As TorchTitan's, with 16 more rows than tokens, which no group has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.part = nn.Linear(16, 16), Experts()
+        self.register_buffer("ends", torch.tensor([8, 16, 32, 32], dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        rows = torch.cat([torch.arange(32), torch.full((16,), 32)])
+        h = self.before(x).sigmoid()
+        h = torch.vstack((h, h.new_zeros(16)))
+        y = self.part(h[rows], self.ends)
+        out = y.new_empty(h.shape)
+        out[rows] = y
+        return x + out[:-1].sin()
+
+
+def scribble() -> None:
+    """Leave other contents in free memory."""
+    for _ in range(2):
+        scraps = [torch.full((48, 16), 3.0, dtype=dtype) for dtype in (torch.bfloat16, torch.float32) for _ in range(9)]
+        scraps.clear()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("how", ["replaced", "in place", "function", "run before"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_experts_are_recomputed(lab: Any, monkeypatch: pytest.MonkeyPatch, backend: str, how: str) -> None:
+    """Experts compiled as a module, or as a function that a module calls, which may have run before the plan was applied:
+    gradients are bit for bit those without a plan, whatever is in rows that no group has, and in memory that a compiled graph
+    uses twice.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(Mixture(), nn.Linear(16, 16))
+    x = torch.randn(32, 16)
+    plan = lab.plan_for(model, {"0": ()})
+    if how in ("function", "run before"):
+        monkeypatch.setattr(Experts, "run", staticmethod(torch.compile(experts, backend=backend, fullgraph=True)))
+
+    def run(m: nn.Module) -> tuple[torch.Tensor, ...]:
+        found = []
+        for _ in range(3):
+            scribble()
+            out = m(x)
+            scribble()
+            out.square().sum().backward()
+            found.append(out.detach())
+        return (*found, *(p.grad for p in m.parameters()))
+
+    of_model = (lambda m: compiled(m, how, backend)) if how in ("replaced", "in place") else (lambda m: m)
+    if how != "run before":
+        planned = run(of_model(apply(copy.deepcopy(model), plan)))
+        torch._dynamo.reset()
+        assert lab.same(planned, run(of_model(copy.deepcopy(model))))
+    else:
+        original = OutputGraph.call_user_compiler
+        monkeypatch.setattr(OutputGraph, "call_user_compiler", getattr(original, "__wrapped__", original))
+        plain = run(copy.deepcopy(model))
+        assert lab.same(run(apply(copy.deepcopy(model), plan)), plain)
+
+
+def counted(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Changes what it is given."""
+    h = x.tanh()
+    total.add_(h.detach().mean())
+    return h * total.sin()
+
+
+class Counted(nn.Module):
+    """Changes its buffer, or a tensor of its own, in compiled code."""
+
+    run: Any = staticmethod(counted)
+
+    def __init__(self, *, of_its_own: bool) -> None:
+        super().__init__()
+        self.before, self.of_its_own = nn.Linear(4, 4), of_its_own
+        self.register_buffer("total", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        h = self.before(x).sigmoid()
+        total = h.detach().mean() if self.of_its_own else self.total
+        return type(self).run(h, total) * total
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("of_its_own", [True, False])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_graph_that_changes_its_input_runs_once(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, backend: str, of_its_own: bool
+) -> None:
+    """A compiled function adds to a tensor in place, which the unit has made or which is its buffer: outputs, gradients and
+    the buffer are those without a plan.
+    """
+    monkeypatch.setattr(Counted, "run", staticmethod(torch.compile(counted, backend=backend, fullgraph=True)))
+    torch.manual_seed(0)
+    model = nn.Sequential(Counted(of_its_own=of_its_own), nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+
+    def run(m: nn.Module) -> tuple[torch.Tensor, ...]:
+        found = []
+        for _ in range(2):
+            out = m(x)
+            out.square().sum().backward()
+            found.append(out.detach())
+        return (*found, *(p.grad for p in m.parameters()), *m.buffers())
+
+    assert lab.same(run(apply(copy.deepcopy(model), lab.plan_for(model, {"0": ()}))), run(copy.deepcopy(model)))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_part_with_a_hidden_state_stops(lab: Any) -> None:
+    """A backend whose forward counts its calls gives other values when the part is recomputed: RecomputationError."""
+    calls = [0]
+
+    def forward(graph: Any, _: Any) -> Any:
+        def run(*args: Any) -> Any:
+            calls[0] += 1
+            return tuple(t + calls[0] if isinstance(t, torch.Tensor) else t for t in graph(*args))
+
+        return make_boxed_func(run)
+
+    model = nn.Sequential(Block(), nn.Linear(4, 4))
+    plan = lab.plan_for(model, {"0": ()})
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+    planned = compiled(apply(model, plan), "in place", backend)
+    with pytest.raises(RecomputationError, match="made by a compiled part"):
+        planned(torch.randn(3, 4)).square().sum().backward()

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 import plans
 from autosac.errors import PlanError
 from autosac.integrations.apply import Checkpointed, apply
-from autosac.integrations.recompute.tape import all_tensors
+from autosac.integrations.recompute.memories import all_tensors
 from autosac.plans import Plan, Unit
 from plans import MADE_FOR
 

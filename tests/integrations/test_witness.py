@@ -15,7 +15,7 @@ from torch import nn
 
 from autosac.errors import AutosacError
 from autosac.integrations.apply import apply
-from autosac.integrations.recompute.witness import of, undefined
+from autosac.integrations.recompute.witness import Watch, of, undefined
 
 _aten = torch.ops.aten
 _noise = itertools.count(1)
@@ -220,3 +220,17 @@ def test_what_lies_between_the_elements_is_not_compared(view: Any) -> None:
     assert of(view(first)) == of(view(second))
     view(second)[1, 0] += 1
     assert of(view(first)) != of(view(second))
+
+
+def test_a_watch_sees_what_operators_leave() -> None:
+    """Of the CTC loss the table is partly written, the loss is not; after groups that fill all rows nothing more is left, and
+    after some that end early every tensor may be made of what is.
+    """
+    left, right = torch.ones(6, 8).bfloat16(), torch.ones(2, 8, 8).bfloat16()
+    with Watch() as watch:
+        scores = torch.randn(5, 1, 3).log_softmax(2)
+        loss, table = torch._ctc_loss(scores, torch.tensor([[1, 2]]), [5], [2])
+        torch._grouped_mm(left, right, offs=torch.tensor([3, 6], dtype=torch.int32))
+        assert [watch.has_left(t) for t in (scores, loss, table, table[:, 1])] == [False, False, True, True]
+        torch._grouped_mm(left, right, offs=torch.tensor([3, 5], dtype=torch.int32))
+        assert watch.has_left(loss)
