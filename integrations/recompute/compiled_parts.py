@@ -54,17 +54,32 @@ def _see_graphs() -> None:
 
     call_user_compiler._autosac_part = True  # type: ignore[attr-defined]
     dynamo.OutputGraph.call_user_compiler = call_user_compiler
+    operators = made_as_operators()
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
-        for name in [name for name in names if name.startswith(_GRAPHS)]:
+        for name in [name for name in names if name.startswith(_GRAPHS) and name not in operators]:
             names[name] = not_compiled(_seen(names[name], leaves_unwritten=True))  # nothing is known of what is in it
+
+
+def made_as_operators() -> set[str]:
+    """The names of compiled graphs that are operators for dispatch modes, of those that Dynamo has made."""
+    from torch._dynamo.convert_frame import input_codes
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    codes = [code for reference in input_codes.seen if (code := reference()) is not None]
+    entries = [entry for code in codes for entry in _debug_get_cache_entry_list(code)]
+    return {name for entry in entries if _makes_operators(entry.backend) for name in entry.code.co_names}
+
+
+def _makes_operators(backend: Any) -> bool:
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return bool(getattr(backend, "config", {}).get("wrap_inductor_compiled_regions"))
 
 
 def _visible(call: Callable[..., Any], backend: Any, graph: torch.fx.GraphModule) -> Callable[..., Any]:
     """What a backend has made of a graph, as an entry of tapes, unless it is an operator for dispatch modes already."""
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
-    if getattr(backend, "config", {}).get("wrap_inductor_compiled_regions"):
+    if _makes_operators(backend):
         return call
     return _seen(call, leaves_unwritten=has_grouped_products(graph))
 

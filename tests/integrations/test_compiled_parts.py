@@ -15,6 +15,7 @@ from torch._dynamo.output_graph import OutputGraph
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autosac.integrations.apply import PlanMismatchWarning, RecomputationError, apply
+from autosac.integrations.recompute import compiled_parts
 
 
 class Part(nn.Module):
@@ -220,6 +221,31 @@ def test_compiled_experts_are_recomputed(lab: Any, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(OutputGraph, "call_user_compiler", getattr(original, "__wrapped__", original))
         plain = run(copy.deepcopy(model))
         assert lab.same(run(apply(copy.deepcopy(model), plan)), plain)
+
+
+def sines(x: torch.Tensor) -> torch.Tensor:
+    """For a compiler."""
+    return x.sin().sin()
+
+
+def cosines(x: torch.Tensor) -> torch.Tensor:
+    """For another one."""
+    return x.cos().cos()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_graphs_made_before_the_plan_stay_operators_if_they_were_made_so() -> None:
+    """Of two graphs that Dynamo made before, that which is an operator for dispatch modes (as TorchTitan compiles flexible
+    attention) stays one, so that plans may keep it; the other becomes an entry of the tape.
+    """
+    before = set(globals())
+    x = torch.ones(2, requires_grad=True)
+    torch.compile(sines, options={"wrap_inductor_compiled_regions": True})(x)
+    (region,) = {name for name in set(globals()) - before if name.startswith("__compiled_fn_")}
+    torch.compile(cosines, backend="aot_eager")(x)
+    (graph,) = {name for name in set(globals()) - before - {region} if name.startswith("__compiled_fn_")}
+    made = compiled_parts.made_as_operators()
+    assert region in made and graph not in made
 
 
 def counted(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
