@@ -99,10 +99,10 @@ def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., 
         given = tensors_in((args, kwargs))
         part = CompiledPart(call, _autocast(), [t.requires_grad for t in given], leaves_unwritten=leaves_unwritten)
         entry = tape.begin(part, _PART, args, kwargs)
-        entry.random = states_before(args, kwargs)
         versions = [version_of(t) for t in given]
-        tape.part = part
+        tape.part = part  # from here on no operator is the unit's
         try:
+            entry.random = states_before(args, kwargs)
             out = call(*args, **kwargs)
         finally:
             tape.part = None
