@@ -168,7 +168,8 @@ def _document(
 
 def _request(arguments: argparse.Namespace) -> ScriptRequest:
     """What is asked for. UsageError if there is no script, or more than one."""
-    launched = [*filter(None, (arguments.script if arguments.module else None,)), *arguments.overrides]
+    first = [arguments.script] if arguments.module and arguments.script else []  # of a module, the first argument
+    launched = [*first, *arguments.overrides]
     refused = refusal(arguments.module or arguments.script or "", launched)
     if refused:
         raise UsageError(refused)

@@ -96,8 +96,8 @@ class ScriptRun:
             synthetic.install(synthetic.columns_of(request.synthetic), self._note)
         values.assume_floats(self._assumed, self._fallen)
         dynamic.on_assumption(self._note)
-        self._hidden = CountedTimes(self._present) if request.is_changed else None
-        simulated.set_clock(self._hidden or self._times)
+        self._device_clock = CountedTimes(self._present) if request.is_changed else self._times
+        simulated.set_clock(self._device_clock)
         self._clock = clock
         self._finder = self._model_finder()
         self._routing = self._drawn_routing()
@@ -182,7 +182,7 @@ class ScriptRun:
                 self._accumulation.begin()
             if not self._request.is_changed:  # nobody sees its clock
                 self._session.recorder.log.begin()
-            self._clock.start((self._hidden or self._times).elapsed_s)
+            self._clock.start(self._device_clock.elapsed_s)
             yield
 
     def so_far(self, note: str) -> ScriptOutcome | None:
@@ -263,8 +263,7 @@ class ScriptRun:
         operators = sum(type(event) is Op for event in self._session.recorder.log.events)
         if not operators:
             return
-        if self._hidden is None:
-            self._times.end(number)
+        self._device_clock.end(number)
         self._memory.follow()
         calls = self._calls()
         if number > self._steps.kept:
@@ -316,8 +315,7 @@ class ScriptRun:
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""
         self._memory.begin_step()
-        if self._hidden is None:
-            self._times.begin(number)
+        self._device_clock.begin(number)
         if self._routing is not None:
             self._routing.begin_step()
         if number <= self._steps.kept:

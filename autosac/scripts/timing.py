@@ -142,6 +142,12 @@ class CountedTimes:
         self._in_step = max(self._in_step, events)
         return (self._earlier + self._in_step) * _EVENT_S
 
+    def begin(self, step: int) -> None:
+        """Nothing: which step is under way is asked for."""
+
+    def end(self, step: int) -> None:
+        """Nothing, either."""
+
     def mark(self, stream: int) -> float:
         """The present place."""
         return self.elapsed_s()

@@ -1,9 +1,9 @@
 """Real training on the CPU by TorchTitan 0.2's own Trainer, one gloo rank of it.
 
 A program: ``python -m benchmarks.titan_training.rank JOB.toml [ARGUMENTS ...]`` in the environment of a rank. It writes
-``trained-RANK.json`` beside the job: losses and norms of all steps, hashes and sketches of this rank's gradients in each,
-a hash of its parameters afterwards, how many modules were checkpointed by a plan in each step, and how many graphs were
-compiled.
+``trained-RANK.json`` beside the job: losses and norms of all steps, hashes of this rank's gradients in each and sketches of
+those in the first, a hash of its parameters afterwards, how many modules were checkpointed by a plan in each step, and how
+many graphs were compiled.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def train(config: Any) -> dict[str, Any]:
 
     def noted(*args: Any, **kwargs: Any) -> None:
         gradients.append(_digest(parameter.grad for parameter in parameters))
-        sketches.append(_sketch(parameter.grad for parameter in parameters))
+        if not sketches:
+            sketches.append(_sketch(parameter.grad for parameter in parameters))
         update(*args, **kwargs)
 
     trainer.optimizers.step = noted
@@ -129,10 +130,11 @@ def train(config: Any) -> dict[str, Any]:
     report: dict[str, Any] = {
         "losses": losses,
         "gradients": gradients,
+        "sketches": sketches,
         "parameters": _digest(parameters),
         "planned": planned,
+        "graphs": counters["stats"]["unique_graphs"],
     }
-    report |= {"sketches": sketches, "graphs": counters["stats"]["unique_graphs"]}
     torch.distributed.barrier()
     trainer.close()
     torch.distributed.destroy_process_group()

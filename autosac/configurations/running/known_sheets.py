@@ -23,16 +23,28 @@ class KnownSheets:
 
     def of(self, layout: Layout) -> Sheet | str | None:
         """The sheet that serves a layout, why there is none, or None if nobody has asked yet."""
-        return self._sheet(self.served(layout))
+        return self._serving(layout)[1]
+
+    def known(self, layout: Layout) -> Sheet | None:
+        """The sheet that serves a layout, if it is there."""
+        found = self.of(layout)
+        return found if isinstance(found, Sheet) else None
 
     def served(self, layout: Layout) -> Layout:
         """The layout whose sheet serves this one: the first that is not known to have none."""
-        some = sheet_layouts(layout)
-        return next((served for served in some if not isinstance(self._sheet(served), str)), some[0])
+        return self._serving(layout)[0]
 
     def count(self) -> int:
         """How many there are."""
         return sum(isinstance(sheet, Sheet) for sheet in self._sheets.values())
+
+    def _serving(self, layout: Layout) -> tuple[Layout, Sheet | str | None]:
+        some = sheet_layouts(layout)
+        first = some[0], self._sheet(some[0])
+        for served in some[1:] if isinstance(first[1], str) else ():
+            if not isinstance(found := self._sheet(served), str):
+                return served, found
+        return first
 
     def _sheet(self, served: Layout) -> Sheet | str | None:
         key = self._key(served)

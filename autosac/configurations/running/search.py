@@ -212,15 +212,15 @@ class TitanSearch:
                 continue
             self._progress("capturing a few layers")
             self.ask_sheet(served)
-            if isinstance(sheet := self.sheet_of(served), Sheet):
+            if (sheet := self._sheets.known(served)) is not None:
                 return by(sheet)
-            reasons.append(str(sheet))
+            reasons.append(str(self.sheet_of(served)))
             if self._machines.key("sheet", served) not in self._lost:
                 self._refusals.refused(served, reasons[-1])
         without: list[str] = []
         for layout in hopeful((layout for layout in self.layouts if not runs_as_its_sheet(layout)), without):
             self.ask_sheet(layout)
-            if isinstance(sheet := self.sheet_of(layout), Sheet):
+            if (sheet := self._sheets.known(layout)) is not None:
                 return by(sheet)
             work = PendingWork(self._machines.key("layout", layout), self.task(layout, 0.0))
             answer = self._ask(work) or {"refused": ""}
@@ -233,8 +233,8 @@ class TitanSearch:
         """The second bound, in the objective's unit, within the search's budget or another one (of simulated allocations);
         None before its sheet is there. `paths`: see `bounds.bounds.bound_ms`.
         """
-        sheet = self.sheet_of(layout)
-        if not isinstance(sheet, Sheet):
+        sheet = self._sheets.known(layout)
+        if sheet is None:
             return None
         return self.bounds.least(layout, self.bounds.shape(layout, sheet), room_bytes, paths=paths)
 
@@ -258,7 +258,7 @@ class TitanSearch:
         return answer
 
     def _shape(self, layout: Layout) -> ModelCosts:
-        return self.bounds.shape(layout, sheet if isinstance(sheet := self.sheet_of(layout), Sheet) else None)
+        return self.bounds.shape(layout, self._sheets.known(layout))
 
     def sheet_of(self, layout: Layout) -> Sheet | str | None:
         """See `KnownSheets.of`."""
@@ -388,8 +388,8 @@ class TitanSearch:
 
     def least_ms(self, layout: Layout) -> dict[str, float]:
         """Lower bounds of the step under full and selective checkpointing, as far as a sheet tells them."""
-        sheet = self.sheet_of(layout)
-        if not isinstance(sheet, Sheet) or layout.compile or layout.activation_offload:
+        sheet = self._sheets.known(layout)
+        if sheet is None or layout.compile or layout.activation_offload:
             return {}
         each = {"full": sheet.full_ms, "selective-op": sheet.selective_ms}
         return {name: recomputing_bound_ms(layout, self._shape(layout), ms) for name, ms in each.items()}
