@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autosac.capture.device.exchanged import exchange_on_host, exchange_with, functional_collective
-from autosac.capture.device.shadows import MOST_KNOWN
+from autosac.capture.device.exchanged import (
+    collective_in_place,
+    exchange_on_host,
+    exchange_with,
+    functional_collective,
+)
+from autosac.capture.device.shadows import MOST_KNOWN, overwrite, shadow
 
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
 
@@ -111,3 +117,34 @@ def test_functional_collectives_of_equal_ranks(group: Any) -> None:
     exchanged = (values, [1, 1], [1, 1], name)
     same = functional_collective(functional.all_to_all_single.default, exchanged, values)
     assert same.tolist() == [3, 5]
+
+
+def fake(values: list[int] | None, count: int = 2) -> FakeTensor:
+    """A tensor of the device, of which these values are known."""
+    with FakeTensorMode():
+        tensor = torch.empty(count, dtype=torch.int64)
+    assert isinstance(tensor, FakeTensor)
+    if values is not None:
+        overwrite(tensor, torch.tensor(values))
+    return tensor
+
+
+def test_gathered_lists_of_equal_ranks(group: Any) -> None:
+    """Each rank's tensor has this rank's values, each copy of its own; what is not known here is known nowhere."""
+    own, gathered = fake([3, 5]), [fake(None) for _ in range(4)]
+    collective_in_place(c10d.allgather_.default, ([gathered], [own], group.boxed()))
+    overwrite(own, torch.tensor([0, 0]))
+    overwrite(gathered[0], torch.tensor([7, 7]))
+    found = [shadow(tensor) for tensor in gathered]
+    assert [None if values is None else values.tolist() for values in found] == [[7, 7], [3, 5], [3, 5], [3, 5]]
+    collective_in_place(c10d.allgather_.default, ([gathered], [fake(None)], group.boxed()))
+    assert [shadow(tensor) for tensor in gathered] == [None] * 4
+
+
+def test_an_exchange_keeps_no_hold_of_what_was_sent(group: Any) -> None:
+    """What an all-to-all brought stays when the sender's tensor changes."""
+    sent, received = fake([3, 5, 7, 9], 4), fake(None, 4)
+    collective_in_place(c10d.alltoall_base_.default, (received, sent, group.boxed(), [], []))
+    overwrite(sent, torch.tensor([0, 0, 0, 0]))
+    found = shadow(received)
+    assert found is not None and found.tolist() == [3, 5, 7, 9]

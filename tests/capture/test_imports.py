@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from autosac.capture.patches import imports
+from autosac.capture.patches.after_import import after_import, around_imports
 
 LAZY_INIT = """
 import sys
@@ -181,3 +185,27 @@ def test_classes_that_hold_a_deferred_function() -> None:
 
     assert imports.calls_deferred({Attention}) and imports.calls_deferred({Plain, Inherited})
     assert not imports.calls_deferred({Plain}) and not imports.calls_deferred(())
+
+
+def test_a_package_is_imported_inside_of_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its modules find while they are imported holds for the import alone; an action comes after it, with the module."""
+    package = tmp_path / "madeup_asking"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for name in ("first", "second"):
+        (package / f"{name}.py").write_text("import madeup_asked\nfound = madeup_asked.answer\n")
+    asked: Any = ModuleType("madeup_asked")
+    asked.answer = "no"
+    monkeypatch.setitem(sys.modules, "madeup_asked", asked)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    seen: list[str] = []
+    after_import("madeup_asking.first", lambda module: seen.append(module.found))
+    around_imports("madeup_asking", lambda: mock.patch.object(asked, "answer", "yes"))
+    try:
+        first, second = (importlib.import_module(f"madeup_asking.{name}") for name in ("first", "second"))
+    finally:
+        for name in [name for name in sys.modules if name.startswith("madeup_asking")]:
+            del sys.modules[name]
+    assert (first.found, second.found, asked.answer) == ("yes", "yes", "no")
+    assert seen == ["yes"]

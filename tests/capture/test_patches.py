@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from autosac.capture.device import autocast, kernels
+from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.patches import installing as installing
-from autosac.capture.patches import process_group, registry
+from autosac.capture.patches import libraries, process_group, registry
 from autosac.capture.patches.registry import PATCHES, Patch, Patched, resolve
 from autosac.errors import CaptureError
+from autosac.target import TargetGPU
 from autosac.trace import Label, Phase
 
 Capture = Callable[..., Any]
@@ -74,6 +77,30 @@ def test_torchao_symbols() -> None:
     utils = pytest.importorskip("torchao.utils")
     asked = ("is_sm_at_least_89", "is_sm_at_least_90", "is_sm_at_least_100", "is_cuda_version_at_least")
     assert all(callable(getattr(utils, name)) for name in asked)
+
+
+def test_torchao_finds_the_simulated_gpu() -> None:
+    """While its kernels are imported PyTorch has the GPU that is simulated, and Triton for it; afterwards neither."""
+    before = torch.cuda.is_available()
+    with libraries._found(TargetGPU(name="B200", compute_capability=(10, 0))):
+        from torch.utils._triton import has_triton
+
+        assert torch.cuda.is_available() and torch.cuda.get_device_capability(0) == (10, 0) and has_triton()
+    assert torch.cuda.is_available() == before
+
+
+def test_muon_finds_the_simulated_gpu() -> None:
+    """TorchTitan 0.3's DistMuon compares the name of its parameters' device: with the simulated one's."""
+
+    class DistMuon:
+        def _validate_parameter_storage(self) -> bool:
+            return str(torch.device("meta").type) == "cuda"
+
+    module: Any = ModuleType("dist_muon")
+    module.DistMuon = DistMuon
+    libraries._rename_device(module)
+    assert DEVICE_TYPE in DistMuon._validate_parameter_storage.__code__.co_consts
+    assert "cuda" not in DistMuon._validate_parameter_storage.__code__.co_consts
 
 
 def test_triton_symbols() -> None:

@@ -450,10 +450,8 @@ def test_the_jobs_own_checkpointing_is_known_under_every_other(tmp_path: Path) -
 
 def test_batches_of_flux() -> None:
     """Images of the job's size with the tokens of two encoders, each with the axis that TorchTitan removes."""
-    from autosac.capture.jobs.titan_flux import FluxLoader
+    from autosac.capture.jobs.titan_flux import FluxBatches
 
-    training = SimpleNamespace(local_batch_size=3, img_size=64)
-    loader = FluxLoader(SimpleNamespace(training=training, encoder=SimpleNamespace(max_t5_encoding_len=32)))
-    tokens, images = next(iter(loader))
+    tokens, images = next(iter(FluxBatches(3, 64, 32, ("clip_tokens", "t5_tokens"))))
     assert {name: tuple(t.shape) for name, t in tokens.items()} == {"clip_tokens": (3, 1, 77), "t5_tokens": (3, 1, 32)}
     assert tuple(images.shape) == (3, 3, 64, 64)

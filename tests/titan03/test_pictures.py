@@ -50,6 +50,12 @@ def job(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**settings, **changes})
 
 
+def tokens(**changes: str) -> SimpleNamespace:
+    """A tokenizer's configuration with a name for each special token."""
+    names = {f"{name}_token": name for name in PictureTokenizer.TOKEN_FIELDS}
+    return SimpleNamespace(**{**names, **changes})
+
+
 @pytest.fixture
 def collator(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchTitan's collator, which needs torchvision, gives back what it got."""
@@ -61,7 +67,7 @@ def collator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture_and_a_text(collator: None) -> None:
     """A picture's tokens between their marks, without labels, then text; one token more than is trained."""
-    tokenizer = PictureTokenizer(PictureTokenizer.Config(vocabulary_size=1000))
+    tokenizer = PictureTokenizer(PictureTokenizer.Config(vocabulary_size=1000, job=tokens()))
     loader = PictureLoader(PictureLoader.Config(job=job()), tokenizer=tokenizer, seq_len=SEQ_LEN, local_batch_size=2)
     settings, samples = next(iter(loader))
     assert settings == {
@@ -86,6 +92,14 @@ def test_a_picture_and_a_text(collator: None) -> None:
         assert torch.equal(labels[len(begin) :], words[len(begin) :])
         assert torch.equal(sample["positions"], torch.arange(SEQ_LEN + 1))
         assert [tuple(picture.shape) for picture in sample["pixel_values"]] == [(1, 480, 640, 3)]
+
+
+def test_special_tokens() -> None:
+    """One for each name: where pictures and videos share theirs, they share the token."""
+    apart = PictureTokenizer(PictureTokenizer.Config(vocabulary_size=1000, job=tokens()))
+    assert (apart.image_id, apart.video_id, apart.vision_start_id, apart.pad_id) == (995, 996, 997, 999)
+    shared = PictureTokenizer(PictureTokenizer.Config(vocabulary_size=1000, job=tokens(video_token="image")))
+    assert (shared.image_id, shared.video_id, shared.vision_start_id, shared.pad_id) == (995, 995, 996, 998)
 
 
 def test_size() -> None:

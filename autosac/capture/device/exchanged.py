@@ -83,10 +83,25 @@ def collective_in_place(func: Any, args: Any) -> None:
             overwrite(target, values.reshape(-1).repeat(target.numel() // values.numel()).view(target.shape))
         else:
             forget(target)
+    elif name == "allgather_":
+        for outputs, tensor in zip(args[0], args[1], strict=True):
+            _copies(tensor, outputs)
     elif name in ("recv_", "_reduce_scatter_base_"):
         for leaf in pytree.tree_leaves(args):
             if isinstance(leaf, FakeTensor):
                 forget(leaf)
+
+
+def _copies(tensor: torch.Tensor, outputs: Iterable[torch.Tensor]) -> None:
+    """Every rank's tensor is the same as this one's."""
+    values = shadow(tensor) if isinstance(tensor, FakeTensor) else tensor
+    for output in outputs:
+        if not isinstance(output, FakeTensor):
+            continue
+        if values is not None and values.shape == output.shape:
+            overwrite(output, values)
+        else:
+            forget(output)
 
 
 def meet(group: Any) -> None:

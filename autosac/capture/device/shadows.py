@@ -73,7 +73,7 @@ def overwrite(tensor: Any, values: torch.Tensor) -> None:
     """The tensor has new values, which its views and its base see, too."""
     known = shadow(tensor)
     if known is None:
-        tensor._shadow = values
+        tensor._shadow = values.clone()  # whose they are may change
     else:
         known.copy_(values)
         note_write()

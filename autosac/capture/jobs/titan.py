@@ -35,6 +35,7 @@ from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
 from autosac.integrations.operators import modules
 from autosac.plans import Plan
+from autosac.target import TargetGPU
 from autosac.titan.settings import check_compiles, check_settings, compiles_model
 from autosac.titan.version import has_python_jobs, installed_version
 from autosac.trace import LoadDraw, Parallelism, Trace, TraceInfo
@@ -51,14 +52,17 @@ def installed_adapter() -> TitanAdapter:
     return TitanV02()
 
 
-def import_torchtitan() -> None:
-    """Import torchtitan. CaptureError in one line where it is missing or its own imports fail."""
+def import_torchtitan(gpu: TargetGPU) -> None:
+    """Import torchtitan for this GPU. CaptureError in one line where it is missing or its own imports fail."""
+    libraries.install_torchao(gpu)  # which TorchTitan imports
+    libraries.install_muon()
     try:
         if without_triton.is_missing():
             without_triton.import_kernels()
         import torchtitan.train  # noqa: F401
     except ImportError as e:
         raise CaptureError(f"torchtitan cannot be imported: {one_line(e)}") from e
+    libraries.install_torchtitan(gpu)
 
 
 def job_fingerprint(settings: dict[str, str], world_size: int) -> str:
@@ -82,8 +86,7 @@ def capture_titan(
     logging.disable(logging.WARNING)
     process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
     meshes.install(request.rank)
-    import_torchtitan()
-    libraries.install_torchtitan(request.gpu)
+    import_torchtitan(request.gpu)
     stages = StageMetadata()
     stages.received = request.stage_inputs
     stages.install()

@@ -32,20 +32,25 @@ _COLLATED: Final = (
 
 
 class PictureTokenizer(SyntheticTokenizer, Configurable):
-    """The synthetic tokenizer with the special tokens of TorchTitan's `MultiModalTokenizer`, the last of the vocabulary."""
+    """The synthetic tokenizer with the special tokens of TorchTitan's `MultiModalTokenizer`, the last of the vocabulary.
+
+    `Config.job`: configures the job's own tokenizer. What has one name there is one token (pictures and videos of Kimi).
+    """
 
     TOKEN_FIELDS = ("image", "video", "vision_start", "vision_end", "pad")
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         vocabulary_size: int
+        job: Any
 
     def __init__(self, config: Config, **_: Any) -> None:
         super().__init__(config.vocabulary_size)
-        first = config.vocabulary_size - len(self.TOKEN_FIELDS)
-        for token, name in enumerate(self.TOKEN_FIELDS, first):
+        self.texts = config.vocabulary_size - len(self.TOKEN_FIELDS)
+        tokens: dict[str, int] = {}
+        for name in self.TOKEN_FIELDS:
+            token = tokens.setdefault(getattr(config.job, f"{name}_token"), self.texts + len(tokens))
             setattr(self, f"{name}_id", token)
-        self.texts = first
 
 
 class PictureLoader(Configurable):

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import importlib.util
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,6 @@ from autosac.capture.jobs.layers import module_attributes
 from autosac.capture.jobs.pipeline import overlapped_in_order
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
 from autosac.capture.jobs.transforms import loss_chunks_of
-from autosac.capture.patches import libraries
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
 from autosac.files.documents import TEXT_BYTES, DocumentError, parse_toml, read_bounded
@@ -64,15 +64,15 @@ class TitanV02:
         from autosac.integrations.torchtitan import hook
 
         overlapped_in_order()
-        if config.model.converters:
-            libraries.install_torchao(self._gpu)
         _install_synthetic_data(config)
         spec = _train_spec(config)
         if self._validates and spec.build_validator_fn is None:
             raise UsageError(f"TorchTitan has no validation for {config.model.name}: switch off validation.enable")
-        encoders = titan_flux.without_weights() if titan_flux.is_flux(spec) else contextlib.nullcontext()
+        trainer = trainer_class(spec)
+        is_flux = titan_flux.is_flux(spec.model_cls)
+        encoders = titan_flux.without_weights(sys.modules[trainer.__module__]) if is_flux else contextlib.nullcontext()
         with hook.transform(transform, self._loss_chunks), encoders:
-            return trainer_class(spec)(config)
+            return trainer(config)
 
     def layers(self, config: Any) -> list[Attributes]:
         """By the modules of the model as it is built on the meta device."""
@@ -103,7 +103,7 @@ class TitanV02:
         """As the Trainer prepares batches, masks among them."""
         spec = _train_spec(config)
         model, count = _on_meta(config, layers)
-        if model is None or titan_flux.is_flux(spec) or not count:
+        if model is None or titan_flux.is_flux(spec.model_cls) or not count:
             return None
         for parameter in model.parameters():
             parameter.data = parameter.data.to(getattr(torch, config.training.mixed_precision_param))
@@ -260,8 +260,10 @@ def _install_synthetic_data(config: Any) -> None:
 
     def build_loader(*, job_config: Any, **_: Any) -> Any:
         training = job_config.training
-        if titan_flux.is_flux(spec):
-            return titan_flux.FluxLoader(job_config)
+        if titan_flux.is_flux(spec.model_cls):
+            t5_tokens = job_config.encoder.max_t5_encoding_len
+            names = ("clip_tokens", "t5_tokens")
+            return titan_flux.FluxBatches(training.local_batch_size, training.img_size, t5_tokens, names)
         return SyntheticLoader(training.local_batch_size, training.seq_len, vocabulary_size)
 
     registry._extra_train_specs[config.model.name] = dataclasses.replace(

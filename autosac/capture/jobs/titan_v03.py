@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchtitan.config import ConfigManager, Configurable
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
 
 from autosac.capture.failures import one_line
+from autosac.capture.jobs import titan_flux
 from autosac.capture.jobs.adapter import Attributes, JobDescription, Transform, planned_by_itself
 from autosac.capture.jobs.layers import config_attributes
 from autosac.capture.jobs.synthetic_data import SyntheticLoader, SyntheticTokenizer
@@ -45,13 +47,7 @@ class TitanV03:
             )
         self._own = _name_of(config.activation_checkpoint)
         config.activation_checkpoint = _checkpointing(config.activation_checkpoint, request)
-        vocabulary_size = getattr(config.model_spec.model, "vocab_size", 2048)
-        if has_pictures(config.dataloader):
-            config.tokenizer = PictureTokenizer.Config(vocabulary_size=vocabulary_size)
-            config.dataloader = PictureLoader.Config(job=config.dataloader)
-        else:
-            config.tokenizer = _Tokenizer.Config(vocabulary_size=vocabulary_size)
-            config.dataloader = _Loader.Config(vocabulary_size=vocabulary_size)
+        _install_synthetic_data(config)
         config.comm.mode = "fake_backend"
         config.debug.seed = 0
         config.training.steps = 1000
@@ -118,6 +114,22 @@ class TitanV03:
         )
 
 
+def _install_synthetic_data(config: Any) -> None:
+    """A synthetic tokenizer and loader in place of the configuration's own."""
+    model = config.model_spec.model
+    vocabulary_size = getattr(model, "vocab_size", 2048)
+    if titan_flux.is_flux(type(model)):
+        t5_tokens = config.tokenizer.max_t5_encoding_len
+        config.tokenizer = _FluxTokenizer.Config(vocabulary_size=vocabulary_size, max_t5_encoding_len=t5_tokens)
+        config.dataloader = _FluxLoader.Config(img_size=config.dataloader.img_size, t5_tokens=t5_tokens)
+    elif has_pictures(config.dataloader):
+        config.tokenizer = PictureTokenizer.Config(vocabulary_size=vocabulary_size, job=config.tokenizer)
+        config.dataloader = PictureLoader.Config(job=config.dataloader)
+    else:
+        config.tokenizer = _Tokenizer.Config(vocabulary_size=vocabulary_size)
+        config.dataloader = _Loader.Config(vocabulary_size=vocabulary_size)
+
+
 def _name_of(policy: Any) -> str:
     """What a configured checkpointing policy is called in traces."""
     owner = type(policy)._owner if policy is not None else None
@@ -158,8 +170,11 @@ def _check_pipelines(config: Any) -> None:
 
 
 def _built(config: Any) -> Any:
+    is_flux = titan_flux.is_flux(type(config.model_spec.model))
+    trainer = sys.modules[type(config).__module__]
     try:
-        return config.build()
+        with titan_flux.without_weights(trainer) if is_flux else contextlib.nullcontext():
+            return config.build()
     except ValueError as e:
         if config.parallelism.spmd_backend == "spmd_types" and "DTensors on the full SPMD mesh" in str(e):
             raise CaptureError(
@@ -201,6 +216,26 @@ class _Loader(SyntheticLoader, Configurable):
 
     def inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"input": tokens, "positions": torch.arange(self.seq_len).repeat(self.batch_size, 1)}
+
+
+class _FluxTokenizer(_Tokenizer):
+    """Flux's Trainer asks its configuration for the length of texts."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(_Tokenizer.Config):
+        max_t5_encoding_len: int
+
+
+class _FluxLoader(titan_flux.FluxBatches, Configurable):
+    """Flux's Trainer asks its configuration for the size of images."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        img_size: int
+        t5_tokens: int
+
+    def __init__(self, config: Config, *, local_batch_size: int, **_: Any) -> None:
+        super().__init__(local_batch_size, config.img_size, config.t5_tokens, ("clip", "t5"))
 
 
 def _parse(request: TitanRequest) -> Any:

@@ -108,17 +108,12 @@ def _readable_tensors() -> None:
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         return f"tensor({'[' * self.dim()}{text}{']' * self.dim()}{device}{ending})"
 
-    def data_ptr(self: torch.Tensor) -> int:
-        # one number for one memory
-        return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
-
     def formatted(self: torch.Tensor, specification: str) -> str:
         if self.dim() or not specification:
             return str(object.__format__(self, specification))
         return format(self.item(), specification)
 
     fake.__format__ = formatted
-    fake.data_ptr = data_ptr
     fake.numpy = numpy
     fake.__array__ = array
     fake.__repr__ = show

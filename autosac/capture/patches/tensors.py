@@ -163,11 +163,14 @@ def convolution_layout(capture: Patched) -> None:
 
 @patch(
     "torch:UntypedStorage.data_ptr",
+    "torch._subclasses.fake_tensor:FakeTensor",
 )
 def storage_pointers(_: Patched) -> None:
-    """Jobs compare storages by their pointers (torchao's parameters under FSDP2), or ask whether they have memory
-    (FullyShardedDataParallel). Those of fake tensors have none.
+    """Jobs compare storages and tensors by their pointers (torchao's parameters under FSDP2, TorchTitan's DistMuon), or ask
+    whether they have memory (FullyShardedDataParallel). Those of fake tensors have none.
     """
+    from torch._subclasses.fake_tensor import FakeTensor
+
     storage: Any = torch.UntypedStorage
     original: Callable[[torch.UntypedStorage], int] = storage.data_ptr
 
@@ -176,7 +179,13 @@ def storage_pointers(_: Patched) -> None:
             return original(self)
         return int(self._cdata) if self.nbytes() else 0
 
+    def address(self: torch.Tensor) -> int:
+        # one number for one memory
+        return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
+
     storage.data_ptr = data_ptr
+    fake: Any = FakeTensor
+    fake.data_ptr = address
 
 
 @patch(

@@ -281,7 +281,7 @@ def preload(request: TitanRequest) -> tuple[bool, bool]:
     from autosac.capture.jobs.titan import import_torchtitan, installed_adapter
 
     with imports.deferred_compilation():
-        import_torchtitan()
+        import_torchtitan(request.gpu)
     adapter = installed_adapter()
     always = compiles_functions(request, adapter)
     compiles = always or may_compile(request, adapter)
