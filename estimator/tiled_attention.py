@@ -3,7 +3,7 @@
 A block takes 128 queries (forward) or keys (backward) of one head and goes through the tiles of the other side. It starts,
 loads and writes in `block` microseconds. A tile's time has a part that does not depend on the head's size, and one that grows:
 
-    size  = head sizes up to 64: 1; above: whole multiples of 128, as 2, 4
+    size  = head sizes up to 64: 1; up to 128: 2; up to 192: 4; above: 6.2 (less room for tiles)
     tile  = (fixed + growing * size) * dropout * bias
     t     = start + accumulation + max(all blocks and tiles / processors, one block with the most tiles)
 
@@ -11,7 +11,8 @@ A causal mask leaves out the tiles above the diagonal; those on it cost `diagona
 in float32 beside it (`attention.py`). From 16,384 positions on kernels are up to 10 % slower than this, why is not known.
 
 Fitted to the even steps on an H100 (`benchmarks/step_kinds`, 10 kinds each way) and to NVIDIA's table of an H200 up to 8,192
-keys; held out: the odd steps and the longer half of the table.
+keys; held out: the odd steps and the longer half of the table. Heads of 256: cuDNN's forwards in the paper of
+FlashAttention-3, whose own kernels check it (`benchmarks/flash_attention.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from autosac.trace import Signature
 
 _TILE, _HOPPER, _FITTED_ON = 128, 9, "h100-sxm-80gb"
 _REL_STD = 0.12
+_SIZES = ((_TILE // 2, 1.0), (_TILE, 2.0), (192, 4.0), (math.inf, 6.2))  # widest head, how much work a tile is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class TiledAttention:
 
     def _us(self, shape: AttentionShape, biased: bool) -> float:
         times = _BACKWARD if shape.backward else _FORWARD
-        size = 1.0 if shape.head_size <= _TILE // 2 else 2.0 * math.ceil(shape.head_size / _TILE)
+        size = next(size for widest, size in _SIZES if shape.head_size <= widest)
         tile = times.fixed + times.growing * size
         tile *= (times.dropout if shape.dropout > 0 else 1.0) * (times.bias if biased else 1.0)
         all_tiles, longest = _tiles(shape, times.diagonal)

@@ -297,7 +297,7 @@ def attention_shape(signature: Signature) -> AttentionShape | None:
         value_size=value.shape[-1],
         causal=causal,
         backward=backward,
-        backend=_backend(base),
+        backend=_backend(signature),
         dtype=query.dtype,
         dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
         share=_share(signature, q_len, k_len, causal),
@@ -339,7 +339,11 @@ def _documents(signature: Signature) -> int:
     return max(1, lengths[0] - 1) if lengths else 1
 
 
-def _backend(base: str) -> str:
+def _backend(signature: Signature) -> str:
+    """Whose kernel it is. FlashAttention-3 and 4 are as fast as cuDNN's (`benchmarks/flash_attention.py`)."""
+    if argument(signature, "implementation", "FA2") != "FA2":
+        return "cudnn"
+    base = base_name(signature.name)
     for name in ("cudnn", "efficient", "math", "overrideable", "flex"):
         if name in base:
             return "math" if name == "overrideable" else name

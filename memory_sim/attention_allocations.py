@@ -8,6 +8,9 @@ sequences of different lengths.
   ``[B, round_up(Sq, 128), H, round_up(D, 32)]`` (64 above 128), and the row sums of dO * O in fp32,
   ``[B, H, round_up(Sq, 128)]``. With fewer key heads than query heads, dk and dv for all query heads. dO and O are made
   contiguous first (``attention_backward.cu``).
+- **Backward of FlashAttention-3 and 4** (Dao-AILab/flash-attention, ``hopper/flash_api.cpp``, `mha_bwd`;
+  ``flash_attn/cute/interface.py``, `_flash_attn_bwd`): dq in fp32 and two rows of sums, all in whole tiles of queries. With
+  fewer key heads than query heads, dk and dv in fp32 in whole tiles of keys. Nothing is made contiguous.
 - **Memory-efficient backward** (``attention_backward.cu``, ``mem_eff_attention/kernel_backward.h``): tiles of I queries and J
   keys, chosen by the head size (``kernels/cutlassB.h``). `workspace_size`: for each (batch, head) the dq tiles with their
   locks, ``ceil(Sq/I) ceil(D/J) (I J + 4)`` floats, and, in half precision if D > I, dk and dv of the splits of the keys. In
@@ -25,6 +28,9 @@ from autosac.trace import Signature, TensorMeta
 
 FLOAT_BYTES = 4
 UNLIMITED = 1 << 16
+# FlashAttention-3's queries and keys in a tile, by the head size that theirs is rounded up to. Where not all queries attend to
+# all keys, 64 queries for heads of 128.
+_HOPPER_TILES = {64: (128, 128), 96: (64, 128), 128: (80, 128), 192: (64, 96), 256: (64, 80)}
 
 
 def flash_backward(signature: Signature, heads_first: bool) -> tuple[int, ...]:
@@ -34,8 +40,7 @@ def flash_backward(signature: Signature, heads_first: bool) -> tuple[int, ...]:
     heads, head_size = query.shape[-2:]
     columns = round_up(head_size, 32 if head_size <= 128 else 64)
     if len(query.shape) == 3:
-        sequences = next(m.shape[0] for m in signature.inputs[5:] if m.dtype == "int32" and len(m.shape) == 1) - 1
-        rows = query.shape[0] + 128 * sequences
+        rows = query.shape[0] + 128 * _sequences(signature)
     else:
         rows = query.shape[0] * round_up(query.shape[1], 128)
     blocks += [heads * rows * FLOAT_BYTES, heads * rows * columns * FLOAT_BYTES]
@@ -43,6 +48,43 @@ def flash_backward(signature: Signature, heads_first: bool) -> tuple[int, ...]:
         groups = heads // key.shape[-2]
         blocks += [dense_bytes(key) * groups, dense_bytes(value) * groups]
     return tuple(blocks)
+
+
+def newer_flash_backward(signature: Signature, heads_first: bool, implementation: str) -> tuple[int, ...]:
+    """Blocks of the backward of FlashAttention-3 ("FA3") or 4 ("FA4"); inputs are (dO, q, k, v, O, ...)."""
+    _, query, key, value = (_sequence_first(m, heads_first) for m in signature.inputs[:4])
+    head_size = max(query.shape[-1], value.shape[-1])
+    columns = next(width for width in _HOPPER_TILES if head_size <= width)
+    query_tile, key_tile = _HOPPER_TILES[columns]
+    if implementation == "FA4":
+        query_tile, key_tile, columns = 128, 128, round_up(head_size, 32)
+    elif columns == 128 and not _reaches_all(signature):
+        query_tile = 64
+    rows, key_rows = (_rows(signature, meta, tile) for meta, tile in ((query, query_tile), (key, key_tile)))
+    heads, key_heads = query.shape[-2], key.shape[-2]
+    sums = heads * rows * FLOAT_BYTES
+    blocks = [sums, sums, sums * columns]
+    if key_heads != heads:
+        blocks += [key_heads * key_rows * columns * FLOAT_BYTES] * 2
+    return tuple(blocks)
+
+
+def _rows(signature: Signature, meta: TensorMeta, tile: int) -> int:
+    """Of all sequences, each in whole tiles; those of different lengths have one tile more."""
+    if len(meta.shape) == 4:
+        return meta.shape[0] * round_up(meta.shape[1], tile)
+    return round_up(meta.shape[0] + tile * _sequences(signature), tile)
+
+
+def _sequences(signature: Signature) -> int:
+    return next(m.shape[0] for m in signature.inputs[5:] if m.dtype == "int32" and len(m.shape) == 1) - 1
+
+
+def _reaches_all(signature: Signature) -> bool:
+    """Whether each query attends to each key."""
+    arguments = dict(signature.arguments)
+    windows = (arguments.get(f"window_size_{side}") for side in ("left", "right"))
+    return not arguments.get("is_causal") and all(window in (None, -1) for window in windows)
 
 
 def efficient_backward(signature: Signature, heads_first: bool, capability: tuple[int, int]) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from autosac.memory_sim.attention_allocations import (
     efficient_backward,
     efficient_forward,
     flash_backward,
+    newer_flash_backward,
 )
 from autosac.memory_sim.reduction_allocations import REDUCTIONS, reduction_buffers
 from autosac.memory_sim.rnn_allocations import rnn_backward, rnn_forward
@@ -49,7 +50,7 @@ CONTIGUOUS_INPUTS: dict[str, tuple[int, ...]] = {
 def internal_allocations(signature: Signature, sm_count: int, capability: tuple[int, int]) -> tuple[int, ...]:
     """Sizes in bytes of the blocks that are alive together inside the operator; () if it allocates none."""
     namespace, _, rest = signature.name.partition(".")
-    if namespace != "aten":
+    if namespace not in ("aten", "torch_attn"):
         return ()
     operator = rest.partition(".")[0]
     blocks = _own_blocks(operator, signature, sm_count, capability)
@@ -68,7 +69,10 @@ def _own_blocks(operator: str, signature: Signature, sm_count: int, capability: 
             return rnn_forward(signature)
         case "_cudnn_rnn_backward":
             return rnn_backward(signature)
-        case "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward":
+        case "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward" | "_varlen_attn_backward":
+            implementation = str(dict(signature.arguments).get("implementation", "FA2"))
+            if implementation != "FA2":
+                return newer_flash_backward(signature, heads_first, implementation)
             return flash_backward(signature, heads_first)
         case "_scaled_dot_product_efficient_attention_backward" | "_efficient_attention_backward":
             return efficient_backward(signature, heads_first, capability)

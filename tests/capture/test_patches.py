@@ -11,6 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
 from torch.nn.attention.flex_attention import flex_attention
 
 from autosac.capture.device import autocast, kernels
@@ -166,6 +172,38 @@ def test_flexible_attention_under_autocast(capture: Capture) -> None:
     trace = capture(make_flexible).trace
     (attention,) = (op for _, op in trace.operators() if trace.signatures[op.signature].name == "flex_attention")
     assert [meta.dtype for meta in trace.signatures[attention.signature].inputs[:3]] == ["bfloat16"] * 3
+
+
+def make_newer_attention(device: torch.device) -> Any:
+    """PyTorch's FlashAttention as it is, with FlashAttention-3 in its place, and as it was again."""
+    q = torch.zeros(1, 2, 128, 64, device=device, dtype=torch.bfloat16)
+    projection = nn.Linear(64, 64, device=device, dtype=torch.bfloat16)
+
+    def step() -> None:
+        for implementation in (None, "FA3", None):
+            if implementation is None:
+                restore_flash_attention_impl(_raise_warn=False)
+            else:
+                activate_flash_attention_impl(implementation)
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                F.scaled_dot_product_attention(projection(q), q, q).sum().backward()
+        projection.zero_grad()
+
+    return projection, step
+
+
+def test_newer_flash_attention_is_named(capture: Capture) -> None:
+    """What a job activates is in the signatures of forward and backward, and nothing is imported for it."""
+    trace = capture(make_newer_attention).trace
+    signatures = [trace.signatures[op.signature] for _, op in trace.operators()]
+    named = [dict(signature.arguments).get("implementation") for signature in signatures if "flash" in signature.name]
+    assert named == [None, None, "FA3", "FA3", None, None]
+
+
+def test_newer_flash_attention_needs_its_gpu(capture: Capture) -> None:
+    """FlashAttention-3 is for Hopper: on an A100 the job ends as it would there."""
+    with pytest.raises(CaptureError, match=r"FA3 requires compute capability 9\.0"):
+        capture(make_newer_attention, gpu=TargetGPU(compute_capability=(8, 0)))
 
 
 def test_native_operators(capture: Capture) -> None:

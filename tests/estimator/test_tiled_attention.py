@@ -26,7 +26,7 @@ def _forward(x: TensorMeta, *more: TensorMeta, **arguments: float | bool) -> Sig
 
 def test_blocks_and_tiles_are_dealt_to_the_processors(meta: Meta) -> None:
     """264 heads of 1,024 positions: 8 blocks and 64 tiles each on half a processor; head sizes above 64 fill 128."""
-    for head, size in ((64, 1), (80, 2), (128, 2), (160, 4)):
+    for head, size in ((64, 1), (80, 2), (128, 2), (160, 4), (192, 4), (256, 6.2)):
         expected = 6.2 + 2 * (8 * 2.73 + 64 * (0.575 + 0.509 * size))
         assert _us(_forward(meta((33, 8, 1024, head)))) == pytest.approx(expected)
 

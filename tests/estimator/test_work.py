@@ -95,6 +95,26 @@ def test_attention_forward_and_its_backward(meta: Meta, causal: bool, flops: int
     assert work_of(backward).flops == 2.5 * flops
 
 
+@pytest.mark.parametrize(
+    ("name", "implementation", "backend"),
+    [
+        ("aten._flash_attention_forward.default", None, "flash"),
+        ("aten._flash_attention_forward.default", "FA3", "cudnn"),
+        ("torch_attn._varlen_attn.default", "FA4", "cudnn"),
+        ("flex_attention", "FA4", "cudnn"),
+        ("flex_attention", None, "flex"),
+    ],
+)
+def test_newer_flash_attention_is_as_fast_as_cudnn(
+    meta: Meta, name: str, implementation: str | None, backend: str
+) -> None:
+    """Whichever operator runs it."""
+    q = meta((2, 64, 3, 16))
+    arguments = () if implementation is None else (("implementation", implementation),)
+    shape = attention_shape(Signature(name, (q, q, q), (q,), arguments))
+    assert shape is not None and shape.backend == backend
+
+
 def test_ragged_attention_splits_the_tokens_over_the_documents(meta: Meta) -> None:
     """128 tokens in 4 documents of 32: 4 * 4*2*32*32*8 operations."""
     q, lengths = meta((128, 2, 8)), meta((5,), "int32")

@@ -72,6 +72,44 @@ def test_flash_backward_of_sequences_of_different_lengths() -> None:
     assert blocks("aten._flash_attention_backward.default", inputs) == expected
 
 
+def test_newer_flash_backward_by_hand() -> None:
+    """D=80 takes 96 columns and tiles of 64 queries: 2*1024 rows of 8 heads, two sums and dq in fp32. 2 key heads: dk and dv
+    in fp32, in tiles of 128 keys. FlashAttention-4 has tiles of 128 and needs no more columns than a multiple of 32.
+    """
+    query, key = heads_first(2, 1000, 8, 80), heads_first(2, 1000, 2, 80)
+    name = "aten._scaled_dot_product_flash_attention_backward.default"
+    sums = 8 * 2 * 1024 * 4
+    third = blocks(name, (query,) * 5, implementation="FA3", is_causal=True)
+    assert third == (sums, sums, sums * 96)
+    grouped = blocks(name, (query, query, key, key, query), implementation="FA3")
+    assert grouped == (*third, *(2 * 2 * 1024 * 96 * 4,) * 2)
+    narrow = heads_first(2, 1000, 8, 40)
+    assert blocks(name, (narrow,) * 5, implementation="FA4") == (sums, sums, sums * 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tile"),
+    [({}, 80), ({"is_causal": True}, 64), ({"window_size_left": 64, "window_size_right": 0}, 64)],
+)
+def test_tiles_of_the_newer_flash_backward(arguments: dict[str, Scalar], tile: int) -> None:
+    """Heads of 128: 80 queries where each reaches all keys, else 64; 160 positions are 2 of the former, 3 of the latter."""
+    x = heads_first(1, 160, 1, 128)
+    name = "aten._scaled_dot_product_flash_attention_backward.default"
+    rows = -(-160 // tile) * tile
+    assert blocks(name, (x,) * 5, implementation="FA3", **arguments)[0] == rows * 4
+
+
+def test_backward_of_packed_sequences() -> None:
+    """PyTorch's `varlen_attn` runs the kernels of FlashAttention: 300 tokens in two sequences, in whole tiles of 128."""
+    tokens, starts = dense(300, 4, 64), dense(3, dtype="int32")
+    inputs = (tokens,) * 5 + (dense(4, 300, dtype="float32"), starts, starts)
+    name = "torch_attn._varlen_attn_backward.default"
+    rows = 300 + 2 * 128
+    assert blocks(name, inputs) == (4 * rows * 4, 4 * rows * 64 * 4)
+    sums = 4 * 640 * 4  # 300 + 2 * 128, rounded up
+    assert blocks(name, inputs, implementation="FA3") == (sums, sums, sums * 64)
+
+
 def test_efficient_backward_in_fp32() -> None:
     """B=1, H=2, S=128, D=64: per head 2 tiles of 64*64+4 floats; row sums 1*2*128 floats.
 

@@ -62,7 +62,6 @@ class TitanV03:
 
     def build(self, config: Any, transform: Transform | None) -> Any:
         """The Trainer that the configuration builds; `transform` is its checkpointing policy."""
-        _flash_attention()
         _check_pipelines(config)
         if transform is None:
             return _built(config)
@@ -148,14 +147,6 @@ def _kinds(config: Any) -> set[type]:
         elif isinstance(value, (list, tuple)):
             waiting += value
     return found
-
-
-def _flash_attention() -> None:
-    """Varlen attention activates FlashAttention 3 or 4, whose package is for CUDA only; the operators are the same."""
-    from torchtitan.models.common import attention
-    from torchtitan.tools import utils
-
-    attention.current_flash_attention_impl = utils.get_cuda_flash_attention_impl
 
 
 def _check_pipelines(config: Any) -> None:

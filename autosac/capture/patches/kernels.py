@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import torch
 
+from autosac.capture.device import device as simulated
 from autosac.capture.patches import without_triton
 from autosac.capture.patches.registry import Patched, patch
 from autosac.integrations.operators.kernels import written_arguments_of
@@ -95,6 +97,34 @@ def accept_device() -> None:
 
 def _accept(*_: Any, **__: Any) -> None:
     pass
+
+
+@patch(
+    "torch.nn.attention._registry:activate_flash_attention_impl",
+    "torch.nn.attention._registry:current_flash_attention_impl",
+)
+def flash_attention_implementations(_: Patched) -> None:
+    """A job may put FlashAttention-3 or 4 in the place of PyTorch's FlashAttention, from packages that are for CUDA only: the
+    operators stay, and their signatures say which kernels they run.
+    """
+    from torch.nn.attention import _registry
+
+    for name, capabilities in (("FA3", (9,)), ("FA4", (9, 10))):
+        _registry.register_flash_attention_impl(name, register_fn=partial(_activated, name, capabilities))
+
+
+class _Active:
+    """What PyTorch keeps while such kernels are in use."""
+
+    def remove(self) -> None:
+        """Nothing: none was registered."""
+
+
+def _activated(name: str, capabilities: tuple[int, ...]) -> _Active:
+    if simulated.stood_for.compute_capability[0] not in capabilities:
+        needed = " or ".join(f"{capability}.0" for capability in capabilities)
+        raise RuntimeError(f"{name} requires compute capability {needed}")
+    return _Active()
 
 
 @patch()

@@ -24,7 +24,7 @@ from autosac.capture.record.distinct_values import DistinctValues
 from autosac.capture.record.graphs import COMPILED, GraphRecords
 from autosac.capture.record.log import EventLog
 from autosac.capture.record.phases import OperatorPlace, PhaseTracker
-from autosac.capture.record.signatures import SignatureTable, Work, operator_name
+from autosac.capture.record.signatures import SignatureTable, Work, is_attention, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (
     Collective,
@@ -253,7 +253,7 @@ class Recorder:
         tensors: Sequence[Any],
         out_tensors: Sequence[Any],
     ) -> int:
-        if entry is None:
+        if entry is None or is_attention(func):
             return self.signatures.add(func, args, kwargs, tensors, out_tensors)
         if entry.signature < 0:
             entry.signature = self.signatures.add(func, args, kwargs, tensors, out_tensors)

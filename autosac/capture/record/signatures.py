@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention import current_flash_attention_impl
 
 from autosac.capture.device.masks import COMPUTED, share_of
 from autosac.capture.device.operators import per_operator
@@ -46,6 +47,13 @@ _RANDOM_PREFIXES = (
     "aten._fused_sdp_choice",
     "aten._flash_attention",
     "aten._efficient_attention",
+)
+_FLEXIBLE = ("flex_attention", "flex_attention_backward")
+_FLASH_PREFIXES = (
+    *_FLEXIBLE,
+    "aten._flash_attention",
+    "aten._scaled_dot_product_flash_attention",
+    "torch_attn._varlen_attn",
 )
 
 
@@ -125,6 +133,22 @@ def scalar_arguments(func: Any, args: Any, kwargs: Any) -> tuple[tuple[str, Scal
     return (*found, (COMPUTED, share)) if share is not None else tuple(found)
 
 
+@per_operator
+def is_attention(func: Any) -> bool:
+    """Its kernels may be those of another FlashAttention: the same call has not always the same signature."""
+    return operator_name(func).startswith(_FLASH_PREFIXES)
+
+
+def _implementation(func: Any, args: Any) -> tuple[tuple[str, Scalar], ...]:
+    """Whose FlashAttention runs, if it is not PyTorch's own; flexible attention can be told to run version 4."""
+    if not is_attention(func):
+        return ()
+    if any(isinstance(options, dict) and options.get("BACKEND") == "FLASH" for options in args):
+        return (("implementation", "FA4"),)
+    active = None if operator_name(func) in _FLEXIBLE else current_flash_attention_impl()
+    return () if active is None else (("implementation", active),)
+
+
 def _scalar(value: Any) -> Scalar:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -145,7 +169,7 @@ class SignatureTable:
 
     def add(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         """The index of the signature of one call."""
-        arguments = scalar_arguments(func, args, kwargs)
+        arguments = (*scalar_arguments(func, args, kwargs), *_implementation(func, args))
         signature = Signature(
             name=operator_name(func),
             inputs=tuple(tensor_meta(t, self.target) for t in inputs),

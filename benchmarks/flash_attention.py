@@ -1,0 +1,123 @@
+"""Attention kernels as the authors of FlashAttention-3 and 4 measured them: ``python -m benchmarks.flash_attention``.
+
+- H100 SXM5, 16,384 tokens, 2,048 columns in all heads, fp16, no mask: FlashAttention-3's paper (arXiv 2407.08608, figures),
+  with FlashAttention-2 and cuDNN beside it.
+- B200, 32,768 tokens, 2,048 columns, bf16: Dao-AILab/flash-attention, pull requests 2605 (forward, the faster machine) and
+  2280 (8,192 positions, forward and backward).
+
+Of all that, only cuDNN's forwards with heads of 256 were used in a fit (`estimator/tiled_attention.py`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import NamedTuple
+
+from autosac.estimator.hardware import load_hardware
+from autosac.estimator.models import Estimate
+from autosac.estimator.pricing import default_models
+from autosac.estimator.work import work_of
+from autosac.trace import Scalar, Signature, TensorMeta
+
+_COLUMNS = 2048
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Series(NamedTuple):
+    """TFLOP/s by length; `tokens` in all sequences."""
+
+    gpu: str
+    kernel: str
+    head_size: int
+    causal: bool
+    backward: bool
+    tokens: int
+    measured: dict[int, int]
+
+
+def _paper(kernel: str, head_size: int, backward: bool, *measured: int) -> Series:
+    return Series(
+        "h100-sxm-80gb", kernel, head_size, False, backward, 16384, dict(zip(_LENGTHS, measured, strict=True))
+    )
+
+
+def _blackwell(kernel: str, head_size: int, causal: bool, backward: bool, measured: dict[int, int]) -> Series:
+    return Series("b200-sxm-180gb", kernel, head_size, causal, backward, 32768, measured)
+
+
+_SERIES = (
+    _paper("FA2", 128, False, 309, 350, 362, 368, 370, 370),
+    _paper("cuDNN", 128, False, 497, 574, 617, 609, 600, 595),
+    _paper("FA3", 128, False, 467, 565, 625, 638, 646, 648),
+    _paper("FA2", 256, False, 208, 251, 278, 293, 297, 298),
+    _paper("cuDNN", 256, False, 308, 391, 450, 483, 497, 509),
+    _paper("FA3", 256, False, 286, 427, 537, 612, 628, 642),
+    _paper("FA2", 64, True, 198, 238, 264, 279, 287, 291),
+    _paper("cuDNN", 64, True, 266, 348, 395, 417, 432, 433),
+    _paper("FA3", 64, True, 272, 363, 422, 453, 472, 474),
+    _paper("FA2", 128, True, 214, 260, 291, 310, 318, 322),
+    _paper("cuDNN", 128, True, 305, 408, 465, 499, 518, 516),
+    _paper("FA3", 128, True, 316, 424, 501, 542, 559, 561),
+    _blackwell("cuDNN", 64, False, False, {1024: 980, 2048: 1072, 4096: 1118, 8192: 1147, 16384: 1157}),
+    _blackwell("cuDNN", 64, True, False, {1024: 627, 2048: 826, 4096: 977, 8192: 1071, 16384: 1115}),
+    _blackwell("FA4", 64, False, False, {1024: 775, 2048: 980, 4096: 1109, 8192: 1181, 16384: 1215}),
+    _blackwell("FA4", 64, True, False, {1024: 457, 2048: 696, 4096: 902, 8192: 1063, 16384: 1164}),
+    _blackwell("FA4", 128, False, False, {1024: 1145, 2048: 1385, 4096: 1553, 8192: 1665, 16384: 1749}),
+    _blackwell("FA4", 128, True, False, {1024: 785, 2048: 1142, 4096: 1393, 8192: 1418}),
+    _blackwell("FA4", 128, False, True, {8192: 1360}),
+    _blackwell("FA4", 128, True, True, {8192: 1209}),
+)
+
+
+def signature_of(series: Series, length: int) -> Signature:
+    """The call of PyTorch's that runs this kernel."""
+    heads = _COLUMNS // series.head_size
+    shape = (series.tokens // length, heads, length, series.head_size)
+    rows = length * _COLUMNS
+    tensor = TensorMeta(shape, (rows, series.head_size, _COLUMNS, 1), "bfloat16")
+    arguments: list[tuple[str, Scalar]] = [("dropout_p", 0.0), ("is_causal", series.causal)]
+    if series.kernel in ("FA3", "FA4"):
+        arguments.append(("implementation", series.kernel))
+    backend = "cudnn" if series.kernel == "cuDNN" else "flash"
+    name = f"aten._scaled_dot_product_{backend}_attention{'_backward' if series.backward else ''}.default"
+    inputs = (tensor,) * (5 if series.backward else 3)
+    return Signature(name, inputs, inputs[: 3 if series.backward else 1], tuple(arguments))
+
+
+def price(gpu: str, signature: Signature) -> Estimate:
+    """By the first of the GPU's models that knows the call."""
+    prices = (model.estimate([signature])[0] for model in default_models(load_hardware(gpu)).operators)
+    return next(found for found in prices if found is not None)
+
+
+def main() -> None:
+    """Print a line for each measurement, and the errors of each kernel."""
+    errors: dict[tuple[str, str, int, str], list[float]] = defaultdict(list)
+    print(
+        f"{'GPU':<15} {'kernel':<6} {'head':>4} {'mask':<6} {'':<8} {'length':>6} {'ms':>8} {'measured':>9} {'error':>7}"
+    )
+    for series in _SERIES:
+        direction = "backward" if series.backward else "forward"
+        for length, tera in series.measured.items():
+            signature = signature_of(series, length)
+            measured_ms = work_of(signature).flops / tera / 1e9
+            found = price(series.gpu, signature)
+            error = found.ms / measured_ms - 1
+            errors[series.gpu, series.kernel, series.head_size, direction].append(error)
+            mask = "causal" if series.causal else ""
+            print(
+                f"{series.gpu:<15} {series.kernel:<6} {series.head_size:>4} {mask:<6} {direction:<8} {length:>6,} "
+                f"{found.ms:>8.3f} {measured_ms:>9.3f} {error:>+7.1%}"
+            )
+    print()
+    for (gpu, kernel, head_size, direction), found_errors in errors.items():
+        absolute = statistics.mean(map(abs, found_errors))
+        print(
+            f"{gpu:<15} {kernel:<6} heads of {head_size:<4} {direction:<8} mean {statistics.mean(found_errors):>+6.1%}, "
+            f"absolute {absolute:>5.1%} ({len(found_errors)} sizes)"
+        )
+
+
+if __name__ == "__main__":
+    main()
