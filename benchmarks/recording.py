@@ -72,6 +72,9 @@ class _Log:
                 )
             )
 
+    def graph_end(self, *_: Any) -> None:
+        """Nothing to do."""
+
     def end(self, out: Any) -> None:
         """Nothing to do."""
 

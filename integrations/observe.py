@@ -7,17 +7,29 @@ of the inner one is reported to both, the outer one's report inside the inner on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
 
 from autosac.errors import PlanError
 from autosac.integrations.operators.dispatching import called, skipped_by_dynamo
-from autosac.integrations.operators.keys import CountingMode, Keyer, is_counted, is_view, op_name, quiet, quiet_hooks
+from autosac.integrations.operators.keys import (
+    CountingMode,
+    Keyer,
+    is_counted,
+    is_view,
+    op_name,
+    quiet,
+    quiet_hooks,
+    tensors_in,
+)
 from autosac.integrations.operators.modules import find_module
+from autosac.integrations.recompute import compiled_parts
+from autosac.integrations.recompute.memories import version_of
+from autosac.integrations.recompute.tape import GraphObserver, present
 from autosac.integrations.recompute.units import UnitModule, become
 
 
@@ -31,6 +43,11 @@ class RegionRecorder(Protocol):
         self, op: str, occurrence: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
         """The operator has run; `op` and `occurrence` are the key of its decision (-1: a view, none is needed)."""
+
+    def graph_end(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, changed: Sequence[torch.Tensor]
+    ) -> None:
+        """What began was a compiled graph, which has returned `out` and changed these of its arguments."""
 
     def end(self, out: Any) -> None:
         """The module's forward has returned `out`."""
@@ -80,6 +97,7 @@ class ObservedModule(UnitModule):
         if not self._are_hooks_quiet:
             quiet_hooks(self)
             self._are_hooks_quiet = True
+        compiled_parts.prepare()
         region = observation.recorder.begin(observation.fqn, args, kwargs)
         with _ObservingMode(region):
             out = self.original_forward(*args, **kwargs)
@@ -92,6 +110,34 @@ class _ObservingMode(CountingMode):
         super().__init__()
         self._region = region
         self._keyer = Keyer()
+        self._outer: GraphObserver | None = None
+
+    def __enter__(self) -> Self:
+        """Begin to observe."""
+        self._outer, present.observer = present.observer, self
+        return super().__enter__()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """Observe no more."""
+        super().__exit__(kind, value, traceback)
+        present.observer = self._outer
+
+    def run_graph(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a compiled graph; nothing in it is an operator of the module."""
+        given = tensors_in((args, kwargs))
+        versions = [version_of(tensor) for tensor in given]
+        self._region.op_begin()
+        quiet.depth += 1
+        try:
+            if self._outer is None:
+                out = call(*args, **kwargs)
+            else:
+                out = self._outer.run_graph(call, args, kwargs)
+        finally:
+            quiet.depth -= 1
+        changed = [t for t, version in zip(given, versions, strict=True) if version_of(t) != version]
+        self._region.graph_end(args, kwargs, out, changed)
+        return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

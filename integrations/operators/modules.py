@@ -6,6 +6,7 @@ names. A *clean* name has none of them, so that the same name finds a module bef
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -62,13 +63,25 @@ def find_module(model: nn.Module, fqn: str) -> nn.Module | None:
 
 def parameter_shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Clean name and global shape of every parameter, in the model's order (a DTensor's shape is the global
-    one).
+    one; a shard of TorchTitan's spmd_types says over which ranks it is spread).
 
     One that is shared has all of its names: tensor parallelism unties what initialisation ties again.
     """
     bare = unwrapped(module)
     for name, parameter in bare.named_parameters(remove_duplicate=False):
-        yield clean_name(name), tuple(parameter.shape)
+        yield clean_name(name), _global_shape(parameter)
+
+
+def _global_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    runtime = sys.modules.get("spmd_types.runtime")
+    spread = runtime.get_partition_spec(parameter) if runtime is not None else None
+    sizes = list(parameter.shape)
+    if spread is None or hasattr(parameter, "placements"):  # of a DTensor
+        return tuple(sizes)
+    for dimension, axes in enumerate(spread):
+        for axis in axes if isinstance(axes, tuple) else (axes,):
+            sizes[dimension] *= 1 if axis is None else axis.size()
+    return tuple(sizes)
 
 
 def parameters_of(module: nn.Module) -> Parameters:

@@ -31,7 +31,8 @@ from autosac.integrations.recompute.memories import version_of
 from autosac.integrations.recompute.tape import present
 
 _DEVICES = ("cpu", "cuda")
-_PART = Facts(func=None, name="compiled")
+GRAPH = "compiled"  # the name of a compiled graph among operators
+_PART = Facts(func=None, name=GRAPH)
 _GRAPHS = "__compiled_fn_"  # how Dynamo names what it compiles, among the globals of the code that calls it
 
 
@@ -94,11 +95,14 @@ def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
         tape = present.tape
+        if present.observer is not None and not quiet.depth and not torch.compiler.is_compiling():
+            return present.observer.run_graph(call, args, kwargs)
         if tape is None or tape.is_busy or tape.part is not None or quiet.depth or torch.compiler.is_compiling():
             return call(*args, **kwargs)
         given = tensors_in((args, kwargs))
         part = CompiledPart(call, _autocast(), [t.requires_grad for t in given], leaves_unwritten=leaves_unwritten)
-        entry = tape.begin(part, _PART, args, kwargs)
+        tape.launched[GRAPH] += 1
+        entry = tape.begin(part, _PART, args, kwargs, -tape.launched[GRAPH])
         versions = [version_of(t) for t in given]
         tape.part = part  # from here on no operator is the unit's
         try:

@@ -27,8 +27,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -73,10 +73,18 @@ from autosac.integrations.recompute.sharding import Gathering
 from autosac.plans import ANY_SIZE, Decision
 
 
+class GraphObserver(Protocol):
+    """Is told of compiled graphs, whose operators it does not see."""
+
+    def run_graph(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the graph and return what it returns."""
+
+
 class _Present(threading.local):
-    """The tape that this thread is writing at present."""
+    """The tape that this thread is writing at present, or who observes the unit that it runs."""
 
     tape: Tape | None = None
+    observer: GraphObserver | None = None
 
 
 present = _Present()

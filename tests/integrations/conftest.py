@@ -155,6 +155,8 @@ class Region:
     log: Log
     calls: Calls
     open: int = 0
+    graphs: int = 0
+    changed: int = 0
     ended: bool = False
     packed: list[tuple[Any, int, int]] = field(default_factory=list)
 
@@ -175,6 +177,12 @@ class Region:
         self.calls.append(
             Seen(op, occurrence, output_metadata(out), random, see((args, kwargs)), see(written), see(out))
         )
+
+    def graph_end(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, changed: Any) -> None:
+        """A compiled graph, which began as an operator does, ends."""
+        self.open -= 1
+        self.graphs += 1
+        self.changed += len(changed)
 
     def end(self, out: Any) -> None:
         """The forward ends."""

@@ -89,3 +89,39 @@ def test_a_slice_of_an_observed_module(lab: Any) -> None:
     seen = observe(model, ["0"], log)
     assert torch.equal(seen[0][:2](x), plain[0][:2](x))
     assert log.begun == []
+
+
+class Gated(nn.Module):
+    """A compiled product between eager operators; it may change what it is given."""
+
+    def __init__(self, *, adds: bool = False) -> None:
+        super().__init__()
+        self.linear, self.weight, self.adds = nn.Linear(4, 4), nn.Parameter(torch.ones(4, 4)), adds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        h = self.linear(x).sigmoid()
+        return gate(h, self.weight, self.adds).cos()
+
+
+@torch.compile(backend="aot_eager")
+def gate(h: torch.Tensor, weight: torch.Tensor, adds: bool) -> torch.Tensor:
+    """Three operators, and a fourth."""
+    out = (h @ weight).exp() + h
+    if adds:
+        h.detach().add_(1)
+    return out
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_compiled_graph_is_one_thing(lab: Any, adds: bool) -> None:
+    """Its operators are none of the modules around it, whose regions each see one graph, and what it changed."""
+    log = lab.Log()
+    model = observe(nn.Sequential(nn.Sequential(Gated(adds=adds))), ["0", "0.0"], log)
+    seen: list[Any] = []
+    begin = log.begin
+    log.begin = lambda *args: (seen.append(begin(*args)), seen[-1])[1]
+    model(torch.ones(2, 4))
+    for name in ("0", "0.0"):
+        assert [c.op for c in log.calls[name]] == ["aten.addmm.default", "aten.sigmoid.default", "aten.cos.default"]
+    assert [(region.graphs, region.changed) for region in seen] == [(1, adds), (1, adds)]

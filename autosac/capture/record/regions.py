@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from autosac.capture.record.signatures import (
 )
 from autosac.integrations.observe import RegionRecorder
 from autosac.integrations.operators.modules import clean_name, unwrapped
+from autosac.integrations.recompute.compiled_parts import GRAPH
 from autosac.integrations.recompute.entries import Observer, TracedOperator
 from autosac.integrations.recompute.units import can_become
 from autosac.trace import UNSHARD, Alloc, Call, Free, Op, Region
@@ -202,13 +204,7 @@ class _OpenRegion:
         if not self._recording:
             return
         recorder = self._recorder
-        first, last = self._op_first, len(recorder.log.events)
-        created: dict[int, None] = {}
-        for event in recorder.log.events[first:last]:
-            if type(event) is Alloc:
-                created[event.storage] = None
-            elif type(event) is Free:
-                created.pop(event.storage, None)
+        created = self._created()
         returned = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         to_host = op == "aten._to_copy.default" and str(kwargs.get("device", "")) == "cpu"
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and op != "aten.index.Tensor"
@@ -217,18 +213,54 @@ class _OpenRegion:
                 op=op,
                 occurrence=occurrence,
                 outputs=tuple(tensor_meta(t, recorder.target) for t in returned),
-                first=first,
-                last=last,
+                first=self._op_first,
+                last=len(recorder.log.events),
                 is_view=launches_nothing(func) and not created,
                 is_random=is_random(func, scalar_arguments(func, args, kwargs)),
                 must_save=to_host or dynamic or op in _MUST_SAVE,
-                created=tuple(created),
+                created=created,
                 reads=recorder.storages.of_all((args, kwargs)),
                 writes=self._writes(func, args, kwargs),
                 results=tuple(next(iter(recorder.storages.of_all(t)), -1) for t in returned),
             )
         )
         self._launches = len(recorder.launches)
+
+    def graph_end(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, changed: Sequence[torch.Tensor]
+    ) -> None:
+        """Nothing is decided about a compiled graph: it runs again as a whole, unless it changes what it is given."""
+        if not self._recording:
+            return
+        recorder = self._recorder
+        self._launched[GRAPH] += 1
+        self._calls.append(
+            Call(
+                op=GRAPH,
+                occurrence=-self._launched[GRAPH],
+                outputs=(),
+                first=self._op_first,
+                last=len(recorder.log.events),
+                is_view=False,
+                is_random=False,
+                must_save=bool(changed),
+                created=self._created(),
+                reads=recorder.storages.of_all((args, kwargs)),
+                writes=recorder.storages.of_all(changed),
+                results=(),
+            )
+        )
+        self._launches = len(recorder.launches)
+
+    def _created(self) -> tuple[int, ...]:
+        """What has been allocated since the operator began, and is still there."""
+        created: dict[int, None] = {}
+        for event in self._recorder.log.events[self._op_first :]:
+            if type(event) is Alloc:
+                created[event.storage] = None
+            elif type(event) is Free:
+                created.pop(event.storage, None)
+        return tuple(created)
 
     def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
         names = mutated_arguments(func)
