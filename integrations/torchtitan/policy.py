@@ -26,7 +26,7 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from torchtitan.trainer import Trainer
 
 from autosac.integrations.torchtitan.planning import RunningJob, plan_of_job
-from autosac.integrations.torchtitan.policy_hook import ModelPolicy
+from autosac.integrations.torchtitan.policy_hook import ModelPolicy, reaching_flux
 from autosac.titan.settings import python_job_settings
 
 
@@ -129,7 +129,8 @@ def _remember_jobs() -> None:
         ours = isinstance(config.activation_checkpoint, AutoSAC.Config)
         _jobs.append((config, python_job_settings(config) if ours else {}))
         try:
-            original(self, config, *args, **kwargs)
+            with reaching_flux(config):
+                original(self, config, *args, **kwargs)
         finally:
             _jobs.pop()
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
 from torch import nn
 from torchtitan.distributed import activation_checkpoint
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
@@ -29,3 +35,19 @@ class ModelPolicy(ActivationCheckpointing):
     def checkpoint(self, model: nn.Module) -> None:
         """What the policy does to a model part."""
         raise NotImplementedError
+
+
+@contextlib.contextmanager
+def reaching_flux(config: Any) -> Iterator[None]:
+    """The Trainer that is built inside obeys the policy of its configuration, if that is a `ModelPolicy`.
+
+    TorchTitan's Flux asks whether there is a policy, and then checkpoints all its blocks itself.
+    """
+    flux = sys.modules.get("torchtitan.models.flux.parallelize")
+    owner = getattr(config.activation_checkpoint, "_owner", None)
+    if flux is None or not (isinstance(owner, type) and issubclass(owner, ModelPolicy)):
+        yield
+        return
+    policy = config.activation_checkpoint.build(dump_folder=config.dump_folder)
+    with mock.patch.object(flux, "apply_ac", policy.apply):
+        yield

@@ -107,7 +107,7 @@ class Gated(nn.Module):
 @torch.compile(backend="aot_eager")
 def gate(h: torch.Tensor, weight: torch.Tensor, adds: bool) -> torch.Tensor:
     """Three operators, and a fourth."""
-    out = (h @ weight).exp() + h
+    out = (h @ weight.detach()).exp() + h  # no gradient needs h
     if adds:
         h.detach().add_(1)
     return out

@@ -7,9 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
+from torchtitan.distributed.activation_checkpoint import FullAC
+
+from autosac.capture.jobs.titan_v03 import _Transformed
+from autosac.integrations.torchtitan.policy_hook import reaching_flux
 
 HERE = Path(__file__).parent
 
@@ -65,3 +71,17 @@ def test_the_job_is_named_by_the_command_line() -> None:
     line = ["--module", "llama3", "--training.steps", "5", "--config=llama3_8b", "--compile.enable"]
     assert named_job(line) == ("llama3:llama3_8b", ["--training.steps", "5", "--compile.enable"])
     assert named_job(["--module", "llama3"]) == ("", [])
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_flux_obeys_a_policy_for_the_whole_model(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    """TorchTitan's Flux calls a function of its own where a job has a policy: the policy, if that decides for whole models."""
+    module: Any = ModuleType("parallelize")
+    applied: list[str] = []
+    module.apply_ac = lambda _: applied.append("TorchTitan's own")
+    monkeypatch.setitem(sys.modules, "torchtitan.models.flux.parallelize", module)
+    policy = _Transformed.Config(function=lambda _: applied.append("the policy")) if ours else FullAC.Config()
+    with reaching_flux(SimpleNamespace(activation_checkpoint=policy, dump_folder="")):
+        module.apply_ac(nn.Linear(1, 1))
+    module.apply_ac(nn.Linear(1, 1))
+    assert applied == ["the policy" if ours else "TorchTitan's own", "TorchTitan's own"]

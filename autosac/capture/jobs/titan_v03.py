@@ -23,7 +23,7 @@ from autosac.capture.jobs.titan_pictures import PictureLoader, PictureTokenizer,
 from autosac.capture.jobs.transforms import loss_chunks_of
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError, UsageError
-from autosac.integrations.torchtitan.policy_hook import ModelPolicy
+from autosac.integrations.torchtitan.policy_hook import ModelPolicy, reaching_flux
 from autosac.titan.python_jobs import missing_package, plain_text
 from autosac.titan.settings import python_job_settings
 from autosac.titan.version import split_python_job
@@ -164,7 +164,7 @@ def _built(config: Any) -> Any:
     is_flux = titan_flux.is_flux(type(config.model_spec.model))
     trainer = sys.modules[type(config).__module__]
     try:
-        with titan_flux.without_weights(trainer) if is_flux else contextlib.nullcontext():
+        with reaching_flux(config), titan_flux.without_weights(trainer) if is_flux else contextlib.nullcontext():
             return config.build()
     except ValueError as e:
         if config.parallelism.spmd_backend == "spmd_types" and "DTensors on the full SPMD mesh" in str(e):
