@@ -9,7 +9,7 @@ from autosac.derivation.gathers import Gather
 from autosac.derivation.steps import DETACH, NEVER, CapturedSteps, NotDerivableError
 from autosac.derivation.unit_executions import CallRows, Need, UnitExecution
 from autosac.integrations.operators.names import is_foreign_name
-from autosac.plans import Decision
+from autosac.plans import GRAPH, Decision
 from autosac.trace import Alloc, Collective, Event, Free, HostWait, Op, Signature, Storage, TensorMeta
 
 
@@ -127,16 +127,16 @@ class KeptResults:
             number = self._signatures.setdefault(signature, len(self._signatures))
             alias = Op(number, last.stream, last.module, last.phase, last.source, (old,), (old,))
             made += [alias] * (2 if _is_seen_twice(template.trace.signatures[last.signature], meta) else 1)
-        if own:
+        if own and rows.call.op != GRAPH:  # which keeps what it has saved, too
             raise NotDerivableError("the plan keeps an operator whose result is not known")
         self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
 
     def _outputs(self, rows: CallRows) -> list[tuple[int, TensorMeta]]:
         """Storage and metadata of an operator's results: those of its last row, if it has made all of them; else those that
-        the policy saw (kernels of compiled code return nothing).
+        the policy saw (kernels of compiled code return nothing, and a graph's last kernel may make something else).
         """
         made = {forward for forward, _ in rows.made.values()}
-        for i in reversed(rows.forward):
+        for i in reversed(rows.forward if rows.call.op != GRAPH else ()):
             row = self._template.rows[i]
             if type(row) is Op or type(row) is Collective:
                 if made <= set(row.outputs):

@@ -16,11 +16,13 @@ from autosac.plans.plan import (
 )
 from autosac.plans.schema import (
     ANY_SIZE,
+    GRAPH,
     SCHEMA_VERSION,
 )
 
 __all__ = [
     "ANY_SIZE",
+    "GRAPH",
     "SCHEMA_VERSION",
     "SMALLEST_OFFLOAD_BYTES",
     "Binding",

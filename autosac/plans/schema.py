@@ -22,6 +22,8 @@ from autosac.limits import MOST_GPUS, MOST_LOSS_CHUNKS
 SCHEMA_VERSION = 1
 # In the shape of an output: a size that depends on data (the tokens that are routed to an expert) and may be any.
 ANY_SIZE = -1
+# The name, among operators, of a compiled graph that an eager module calls.
+GRAPH = "compiled"
 
 _MOST = 2**62
 Name = Annotated[str, MinLen(1)]

@@ -1,10 +1,11 @@
 """What the dispatcher does not see inside a unit that runs eagerly: compiled graphs, and Triton kernels.
 
 A graph that Dynamo has compiled, of a module or of a function, is one entry on the tape of a unit that calls it (TorchTitan
-compiles parts of a mixture-of-experts block, and the function that runs its experts). Its operators are none: between them
-kernels run that nobody dispatches, in memory that is used several times. To make its saved tensors again the graph is called
-again: with the same arguments, autocast state and random numbers, and what it saves then stands for what it saved in the
-forward, by its position. One that changes what it is given is not called again: what it saved and returned is held.
+compiles parts of a mixture-of-experts block, and the function that runs its experts), and one decision of a plan. It has no
+operators: between them kernels run that nobody dispatches, in memory that is used several times. To make its saved tensors
+again the graph is called again: with the same arguments, autocast state and random numbers, and what it saves then stands for
+what it saved in the forward, by its position. What it saved and returned is held if that is planned, or if the graph changes
+what it is given.
 
 A Triton kernel that is launched from Python is an entry, too: it changes the tensors that its source says (`kernels`), or may
 change every tensor that the unit made and that it is given.
@@ -17,6 +18,7 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,9 +31,9 @@ from autosac.integrations.recompute.entries import CompiledPart
 from autosac.integrations.recompute.generators import states_before
 from autosac.integrations.recompute.memories import version_of
 from autosac.integrations.recompute.tape import present
+from autosac.plans import GRAPH
 
 _DEVICES = ("cpu", "cuda")
-GRAPH = "compiled"  # the name of a compiled graph among operators
 _PART = Facts(func=None, name=GRAPH)
 _GRAPHS = "__compiled_fn_"  # how Dynamo names what it compiles, among the globals of the code that calls it
 
@@ -101,8 +103,9 @@ def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., 
             return call(*args, **kwargs)
         given = tensors_in((args, kwargs))
         part = CompiledPart(call, _autocast(), [t.requires_grad for t in given], leaves_unwritten=leaves_unwritten)
+        occurrence = tape.launched[GRAPH]
         tape.launched[GRAPH] += 1
-        entry = tape.begin(part, _PART, args, kwargs, -tape.launched[GRAPH])
+        entry = tape.begin(part, _PART, args, kwargs, occurrence)
         versions = [version_of(t) for t in given]
         tape.part = part  # from here on no operator is the unit's
         try:
@@ -111,10 +114,13 @@ def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., 
         finally:
             tape.part = None
         changed = [t for t, version in zip(given, versions, strict=True) if version_of(t) != version]
+        decision = tape.policy.decision(_PART, occurrence, out) if tape.policy.size else None
         if changed:
-            tape.changed_by(part, entry, changed)
+            tape.changed_by(entry, changed)
+        if changed or (decision is not None and decision.keep):
+            part.hold_saved()
         part.saved.clear()
-        tape.end(entry, out, None)
+        tape.end(entry, out, None if decision is None else replace(decision, offload=False))
         return out
 
     return run

@@ -67,6 +67,11 @@ class CompiledPart:
         self.packed = 0
         self.saved: list[tuple[Holder, torch.Tensor]] = []
 
+    def hold_saved(self) -> None:
+        """What the graph has saved is not let go."""
+        for holder, tensor in self.saved:
+            holder.held = Held(tensor)
+
 
 class SavedInPart(NamedTuple):
     """A tensor that a compiled graph saved: the position of its entry on the tape, and of the tensor among those it saves."""

@@ -70,7 +70,7 @@ from autosac.integrations.recompute.offload import Offloader, Parcel
 from autosac.integrations.recompute.policy import UnitDecisions
 from autosac.integrations.recompute.recomputation import prune, recompute
 from autosac.integrations.recompute.sharding import Gathering
-from autosac.plans import ANY_SIZE, Decision
+from autosac.plans import ANY_SIZE, GRAPH, Decision
 
 
 class GraphObserver(Protocol):
@@ -180,10 +180,8 @@ class Tape:
             return None
         return Wrapped(type(tensor), tuple(names), context, tuple(inner), tensor.size(), tensor.stride())
 
-    def changed_by(self, part: CompiledPart, entry: TapeEntry, tensors: list[torch.Tensor]) -> None:
-        """A compiled graph has changed what it was given: it cannot run again, and what it saved is held."""
-        for holder, tensor in part.saved:
-            holder.held = Held(tensor)
+    def changed_by(self, entry: TapeEntry, tensors: list[torch.Tensor]) -> None:
+        """A compiled graph has changed what it was given: it cannot run again."""
         entry.is_forced = True
         entry.changed = self._changed(tensors)
         entry.writes = tuple(number for number, _ in entry.changed)
@@ -456,8 +454,12 @@ class RecordingMode(CountingMode):
         policy = self._tape.policy
         if self._running and value is not None:
             value.add_note(f"raised by {self._running} in the module {policy.fqn}, which runs under an AutoSAC plan")
-        if kind is None and policy.size and (ran := sum(self._calls.values())) != policy.size:
+        if kind is None and policy.size and (ran := self._count()) != policy.size:
             policy.warn(f"ran {ran} operators; the plan has {policy.size}")
+
+    def _count(self) -> int:
+        """What ran that a plan decides about."""
+        return sum(self._calls.values()) + self._tape.launched[GRAPH]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note it."""

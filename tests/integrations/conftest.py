@@ -26,7 +26,7 @@ from autosac.integrations.operators.effects import written_arguments
 from autosac.integrations.operators.keys import is_counted, is_random, op_name, output_metadata
 from autosac.integrations.operators.modules import find_module, parameters_of
 from autosac.integrations.recompute.entries import Observer, observer
-from autosac.plans import Decision, OutputMetadata, Plan, Settings, Unit
+from autosac.plans import GRAPH, Decision, OutputMetadata, Plan, Settings, Unit
 from benchmarks.fuzz.blocks import GptBlock, LlamaBlock
 from benchmarks.fuzz.groups import groups_of
 from plans import MADE_FOR
@@ -181,6 +181,9 @@ class Region:
     def graph_end(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, changed: Any) -> None:
         """A compiled graph, which began as an operator does, ends."""
         self.open -= 1
+        see = self.log.addresses
+        metadata = output_metadata(out)
+        self.calls.append(Seen(GRAPH, self.graphs, metadata, False, see((args, kwargs)), see(list(changed)), see(out)))
         self.graphs += 1
         self.changed += len(changed)
 

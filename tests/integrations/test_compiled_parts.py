@@ -119,6 +119,48 @@ def test_a_compiled_part_is_recomputed(lab: Any, keep: set[str], how: str) -> No
     assert (backends[0].runs, backends[1].runs) == (2, 4)
 
 
+class Calling(nn.Module):
+    """Eager operators around a compiled function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.linear, self.weight, self.function = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4)), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        out: torch.Tensor = self.function(self.linear(x).sigmoid(), self.weight).sin()
+        return out
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_compiled_function_is_kept_or_runs_again(lab: Any, kept: bool) -> None:
+    """A plan decides about its graph as about an operator. Kept, all that the graph made stays, and it runs once; else it runs
+    twice, and nothing stays. Both are bitwise as without a plan.
+    """
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    backend = Backend()
+    function = torch.compile(lambda h, weight: ((h @ weight).exp() * h).tanh(), backend=backend)
+    model = nn.Sequential(Calling(function), nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    plan, _ = lab.plan_keeping(model, lambda m: m(x), {"0": {"compiled"} if kept else set()})
+    assert [d.keep for unit in plan.units for d in unit.decisions if d.op == "compiled"] == [kept]
+    model(x).square().sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    planned = apply(model, plan)
+    backend.runs = 0
+    backend.made.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlanMismatchWarning)
+        out = planned(x)
+        made, alive = len(backend.made), backend.alive()
+        out.square().sum().backward()
+    assert made >= 3 and alive == (made if kept else 0)
+    assert backend.runs == (1 if kept else 2)
+    assert lab.same(tuple(p.grad for p in planned.parameters()), tuple(wanted))
+
+
 @pytest.mark.parametrize("how", ["replaced", "in place"])
 def test_a_compiled_part_with_dropout_under_autocast(lab: Any, how: str) -> None:
     """The part's random numbers and autocast state are those of its forward."""

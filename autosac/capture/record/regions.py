@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.signatures import (
@@ -20,10 +19,11 @@ from autosac.capture.record.signatures import (
     tensor_meta,
 )
 from autosac.integrations.observe import RegionRecorder
+from autosac.integrations.operators.keys import tensors_in
 from autosac.integrations.operators.modules import clean_name, unwrapped
-from autosac.integrations.recompute.compiled_parts import GRAPH
 from autosac.integrations.recompute.entries import Observer, TracedOperator
 from autosac.integrations.recompute.units import can_become
+from autosac.plans import GRAPH
 from autosac.trace import UNSHARD, Alloc, Call, Free, Op, Region
 
 # Recomputing these is wrong or wasteful: a router's choice must not differ between forward and recomputation, a scaling
@@ -205,7 +205,7 @@ class _OpenRegion:
             return
         recorder = self._recorder
         created = self._created()
-        returned = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        returned = tensors_in(out)
         to_host = op == "aten._to_copy.default" and str(kwargs.get("device", "")) == "cpu"
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and op != "aten.index.Tensor"
         self._calls.append(
@@ -229,16 +229,18 @@ class _OpenRegion:
     def graph_end(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, changed: Sequence[torch.Tensor]
     ) -> None:
-        """Nothing is decided about a compiled graph: it runs again as a whole, unless it changes what it is given."""
+        """A compiled graph is kept with all that it saved, or runs again as a whole. One that changes arguments is kept."""
         if not self._recording:
             return
         recorder = self._recorder
+        occurrence = self._launched[GRAPH]
         self._launched[GRAPH] += 1
+        returned = tensors_in(out)
         self._calls.append(
             Call(
                 op=GRAPH,
-                occurrence=-self._launched[GRAPH],
-                outputs=(),
+                occurrence=occurrence,
+                outputs=tuple(tensor_meta(t, recorder.target) for t in returned),
                 first=self._op_first,
                 last=len(recorder.log.events),
                 is_view=False,
@@ -247,7 +249,7 @@ class _OpenRegion:
                 created=self._created(),
                 reads=recorder.storages.of_all((args, kwargs)),
                 writes=recorder.storages.of_all(changed),
-                results=(),
+                results=tuple(next(iter(recorder.storages.of_all(t)), -1) for t in returned),
             )
         )
         self._launches = len(recorder.launches)
