@@ -212,6 +212,43 @@ def eager() -> Subject:
     return Subject(EagerCaptures(make_step, Target.of("h100-sxm-80gb", 1)))
 
 
+@torch.compile
+def feed_forward(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Two products, between which a kernel runs."""
+    return F.gelu(x @ up) @ down
+
+
+class Calling(nn.Module):
+    """Eager operators, then a compiled function."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+        self.up, self.down = (nn.Parameter(torch.randn(*shape)) for shape in ((width, 4 * width), (4 * width, width)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return x + feed_forward(self.linear(self.norm(x)).sigmoid(), self.up, self.down)
+
+
+def make_calling_step(device: torch.device) -> Any:
+    """Three blocks that call it."""
+    model = nn.Sequential(*(Calling(128) for _ in range(3))).to(device)
+    x = torch.randn(32, 64, 128, device=device)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        model.zero_grad()
+
+    return model, step
+
+
+@pytest.fixture(scope="session")
+def calling() -> Subject:
+    """The eager model that calls a compiled function."""
+    return Subject(EagerCaptures(make_calling_step, Target.of("h100-sxm-80gb", 1)))
+
+
 # ---- TorchTitan jobs ------------------------------------------------------------------------------------------------
 
 JOBS = {

@@ -9,7 +9,7 @@ import pytest
 
 from autosac.derivation import Derivation, Deriver, NotDerivableError
 from autosac.errors import InfeasibleError
-from autosac.plans import Plan, Settings
+from autosac.plans import GRAPH, Plan, Settings
 from autosac.trace import UNSHARD, Op, Phase, Trace
 
 SEEDS = range(2)
@@ -43,6 +43,16 @@ def test_eager_plans_are_derived_exactly(eager: Any, rows: Any) -> None:
     deriver = deriver_of(eager)
     for plan in [eager.random(seed) for seed in range(4)] + [solved(eager)]:
         assert rows(deriver.under(plan)) == rows(eager.captured(plan))
+
+
+def test_plans_of_compiled_functions_are_derived_exactly(calling: Any, rows: Any) -> None:
+    """Graphs that are kept, with what they saved, and graphs that run again."""
+    deriver = deriver_of(calling)
+    kept = set()
+    for plan in (calling.random(seed) for seed in range(3, 7)):
+        assert rows(deriver.under(plan)) == rows(calling.captured(plan))
+        kept |= {decision.keep for unit in plan.units for decision in unit.decisions if decision.op == GRAPH}
+    assert kept == {True, False}
 
 
 def test_titan_plans_are_derived_exactly(titan: Any, rows: Any) -> None:
