@@ -313,6 +313,8 @@ class _Recomputation:
         with torch.enable_grad(), part.autocast(), watch as seen:
             with torch.autograd.graph.saved_tensors_hooks(pack, saved.__getitem__):
                 out = part.call(*args, **kwargs)
+        if not part.packed:  # hooks of the user's own, a checkpoint's, took what it saved
+            saved.clear()
         if len(saved) != part.packed:
             raise RecomputationError(
                 f"a compiled part of the module {self._tape.fqn} saves {len(saved)} tensors when it runs again and saved "
