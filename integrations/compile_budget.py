@@ -13,7 +13,7 @@ Ways that another one beats in both are left out first, so the saved bytes rise 
 no way fits, the one that saves least is taken, with a warning that says how much that is. What must not be computed again
 is saved in each of them (`partitioner`).
 
-torch 2.11 to 2.13.
+torch 2.11 to 2.14.
 """
 
 from __future__ import annotations

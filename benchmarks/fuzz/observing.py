@@ -51,6 +51,11 @@ class _Storages:
 class _Seeing(TorchDispatchMode):
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What compiled code inside a unit does is not seen, and stays compiled."""
+        return True
+
     def __init__(self, storages: _Storages) -> None:
         super().__init__()
         self.calls: list[Seen] = []
