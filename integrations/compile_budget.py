@@ -9,7 +9,8 @@ way really saves and what it computes again, and takes of those that fit the one
     C(r) = sum of PyTorch's estimates of the time of all operators that are in both graphs
     choose argmin C(r), then argmin B(r), over the r with B(r) <= budget
 
-Ways that another one beats in both are left out first, so the saved bytes rise with the budget and the recomputation falls. If
+Ways that another one beats in both are left out first, so the saved bytes rise with the budget and the recomputation falls. Where
+the compiler's own choice (the ratio 1) fits, it is taken, and no other is tried: a partition of a large graph takes seconds. If
 no way fits, the one that saves least is taken, with a warning that says how much that is. What must not be computed again
 is saved in each of them (`partitioner`).
 
@@ -58,12 +59,14 @@ class BudgetPartitioner(CustomPartitionerFn):
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """The forward and the backward graph."""
         ways: list[Way] = []
-        for ratio in RATIOS:
+        for ratio in reversed(RATIOS):
             joint = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
             joint.meta.update(gm.meta)
             with functorch_config.patch(activation_memory_budget=ratio):
                 graphs = min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
             ways.append(Way(*_measured(*graphs, kwargs["num_fwd_outputs"]), graphs))
+            if ways[0].saved_bytes <= self._budget_bytes:
+                break
         return self.chosen(_undominated(ways)).graphs
 
     def chosen(self, ways: Sequence[Way]) -> Way:

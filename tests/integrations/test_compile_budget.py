@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 from uncompiled import inductor
 
 import autosac
 from autosac.errors import UsageError
+from autosac.integrations import compile_budget
 from autosac.integrations.compile_budget import BudgetPartitioner, Way
 from autosac.plans import Plan
 from plans import MADE_FOR
@@ -106,6 +108,21 @@ def test_views_of_one_memory_hold_all_of_it(dynamic: bool) -> None:
             with torch.compiler.set_stance("fail_on_recompile"):
                 compiled(torch.randn(TOKENS + 8, WIDTH))
     assert largest > 6 * ROW
+
+
+def test_a_budget_for_all_takes_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If what the compiler saves by itself fits, no other way is tried; if not, all are."""
+    partition, ratios = compile_budget.min_cut_rematerialization_partition, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        ratios.append(functorch_config.activation_memory_budget)
+        return partition(*args, **kwargs)
+
+    monkeypatch.setattr(compile_budget, "min_cut_rematerialization_partition", counted)
+    assert saved_bytes(autosac.compile_options("1GiB"))[0] == saved_bytes(None)[0]
+    assert ratios == [1.0]
+    saved_bytes(autosac.compile_options(f"{ROW}B"))
+    assert len(ratios) == 1 + len(compile_budget.RATIOS)
 
 
 def test_a_budget_that_cannot_be_kept() -> None:
