@@ -9,11 +9,12 @@ way really saves and what it computes again, and takes of those that fit the one
     C(r) = sum of PyTorch's estimates of the time of all operators that are in both graphs
     choose argmin C(r), then argmin B(r), over the r with B(r) <= budget
 
-Ways that another one beats in both are left out first, so the saved bytes rise with the budget and the recomputation falls. If
+Ways that another one beats in both are left out first, so the saved bytes rise with the budget and the recomputation falls. Where
+the compiler's own choice (the ratio 1) fits, it is taken, and no other is tried: a partition of a large graph takes seconds. If
 no way fits, the one that saves least is taken, with a warning that says how much that is. What must not be computed again
 is saved in each of them (`partitioner`).
 
-torch 2.11 to 2.13.
+torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config as functorch_config
+from torch._functorch import partitioners
 from torch._functorch.partitioners import estimate_runtime, min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._ops import HigherOrderOperator
 
 from autosac.integrations.partitioner import MARK, save_what_changes
 
+_UNKNOWN = 1e15  # operations of a higher-order operator, as flex attention: it runs again only if nothing else fits
+_KNOWN = vars(partitioners)
+_hint: Any = _KNOWN.get("optimization_hint") or _KNOWN["size_hint"]  # before torch 2.13
 RATIOS = (0.0, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 1.0)
 
 
@@ -53,12 +59,14 @@ class BudgetPartitioner(CustomPartitionerFn):
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """The forward and the backward graph."""
         ways: list[Way] = []
-        for ratio in RATIOS:
+        for ratio in reversed(RATIOS):
             joint = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
             joint.meta.update(gm.meta)
             with functorch_config.patch(activation_memory_budget=ratio):
                 graphs = min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
             ways.append(Way(*_measured(*graphs, kwargs["num_fwd_outputs"]), graphs))
+            if ways[0].saved_bytes <= self._budget_bytes:
+                break
         return self.chosen(_undominated(ways)).graphs
 
     def chosen(self, ways: Sequence[Way]) -> Way:
@@ -95,7 +103,14 @@ def _measured(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, out
     nbytes = sum(_bytes(node) for memory, node in saved.items() if memory not in there)
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     again = [node for node in backward.graph.nodes if node.op == "call_function" and node.name in names]
-    return nbytes, sum(estimate_runtime(node) for node in again if isinstance(node.meta.get("val"), torch.Tensor))
+    return nbytes, sum(map(_flops, again))
+
+
+def _flops(node: torch.fx.Node) -> float:
+    """PyTorch's estimate for an operator; nothing for what only takes one of its results."""
+    if isinstance(node.target, HigherOrderOperator):
+        return _UNKNOWN
+    return float(estimate_runtime(node)) if isinstance(node.target, torch._ops.OpOverload) else 0.0
 
 
 def _memory(node: Any) -> object:
@@ -105,5 +120,6 @@ def _memory(node: Any) -> object:
 
 
 def _bytes(node: Any) -> int:
+    """Of all memory that a value is a view of: it is held as a whole. Sizes that vary are those of the first call."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return int(value.nbytes) if isinstance(value, torch.Tensor) else 0
+    return _hint(value.untyped_storage().nbytes(), fallback=4096) if isinstance(value, torch.Tensor) else 0

@@ -6,9 +6,9 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
+from autosac.integrations.recompute import compiled_parts
+from autosac.integrations.recompute.tape import present
 from autosac.integrations.recompute.units import UnitModule, become
-from autosac.plans import ANY_SIZE, OutputMetadata
+from autosac.plans import ANY_SIZE, GRAPH, OutputMetadata
 
 
 @dataclass
@@ -51,17 +53,54 @@ class _Storages:
 class _Seeing(TorchDispatchMode):
     supports_higher_order_operators = True
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What compiled code inside a unit does is not seen, and stays compiled."""
+        return True
+
     def __init__(self, storages: _Storages) -> None:
         super().__init__()
         self.calls: list[Seen] = []
         self._storages = storages
         self._counts: dict[Any, int] = {}
+        self._graphs = 0  # that run at present
+        self._outer: Any = None
+
+    def __enter__(self) -> Self:
+        """Begin to see operators and graphs."""
+        self._outer, present.observer = present.observer, self
+        super().__enter__()  # type: ignore[no-untyped-call] # torch's has no types
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        """See them no more."""
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call] # torch's has no types
+        present.observer = self._outer
+
+    def run_graph(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A compiled graph is one thing, in this unit and in those around it."""
+        given = _tensors((args, kwargs))
+        versions = [None if t.is_inference() else t._version for t in given]
+        self._graphs += 1
+        try:
+            out = call(*args, **kwargs) if self._outer is None else self._outer.run_graph(call, args, kwargs)
+        finally:
+            self._graphs -= 1
+        now = [None if t.is_inference() else t._version for t in given]
+        changed = [t for t, before, after in zip(given, versions, now, strict=True) if before != after]
+        number = self._counts.get(GRAPH, 0)
+        self._counts[GRAPH] = number + 1
+        outputs = tuple((_sizes(t), str(t.dtype).removeprefix("torch.")) for t in _tensors(out))
+        see = self._storages.of
+        self.calls.append(Seen(GRAPH, number, outputs, False, see((args, kwargs)), see(changed), see(out)))
+        return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if (
-            func in SAC_IGNORED_OPS
+            self._graphs
+            or func in SAC_IGNORED_OPS
             or getattr(func, "namespace", "") in ("prim", "profiler")
             or getattr(func, "is_view", False)
         ):
@@ -117,6 +156,7 @@ class _Observed(UnitModule):
         if self._autosac is None or not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
         unit: _Unit = self._autosac
+        compiled_parts.prepare()
         with _Seeing(unit.storages) as mode:
             out = self.original_forward(*args, **kwargs)
         unit.found[unit.name] = mode.calls

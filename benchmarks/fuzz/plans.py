@@ -22,7 +22,7 @@ from autosac.plans import ANY_SIZE, Decision, MadeFor, Settings, Unit
 from benchmarks.fuzz.family import ROWS, Family, Job
 from benchmarks.fuzz.groups import groups_of
 from benchmarks.fuzz.observing import Seen
-from benchmarks.fuzz.snapshot import bare
+from benchmarks.fuzz.snapshot import bare, clean
 
 # Where between full and no checkpointing the budgets of the planner's plans lie.
 FRACTIONS = (0.03, 0.5)
@@ -106,7 +106,7 @@ def _make_step(family: Family, variant: int) -> Any:
 
 def parameters_of(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Names and shapes of a module's parameters, as a plan has them."""
-    return tuple((name, tuple(p.shape)) for name, p in module.named_parameters(remove_duplicate=False))
+    return tuple((clean(name), tuple(p.shape)) for name, p in module.named_parameters(remove_duplicate=False))
 
 
 def assemble(

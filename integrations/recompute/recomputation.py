@@ -49,9 +49,10 @@ def prune(tape: Tape) -> None:
     """After the forward: let go of what is kept and of copies that no recomputation will need."""
     holders = tape.holders()
     need = _Need(tape, holders, use_kept=False)
-    asked = need.contents
+    asked, forced = need.contents, need.kept
     if any(memory.kept is not None for memory in tape.memories):
         need = _Need(tape, holders, use_kept=True)
+    tape.needs_kept = not forced <= need.kept
     for number, memory in enumerate(tape.memories):
         if memory.kept is not None and number not in need.kept:
             memory.kept = None
@@ -165,7 +166,9 @@ class _Recomputation:
 
     def run(self) -> None:
         tape = self._tape
-        for number in self._kept:
+        # Another backward may come, and find what only leads to what is kept gone for good.
+        stays = tape.needs_kept and torch._C._autograd._get_current_graph_task_keep_graph()
+        for number in () if stays else self._kept:
             if not tape.memories[number].is_forced:
                 tape.memories[number].kept = None
         busy, tape.is_busy = tape.is_busy, True
@@ -310,6 +313,8 @@ class _Recomputation:
         with torch.enable_grad(), part.autocast(), watch as seen:
             with torch.autograd.graph.saved_tensors_hooks(pack, saved.__getitem__):
                 out = part.call(*args, **kwargs)
+        if not part.packed:  # hooks of the user's own, a checkpoint's, took what it saved
+            saved.clear()
         if len(saved) != part.packed:
             raise RecomputationError(
                 f"a compiled part of the module {self._tape.fqn} saves {len(saved)} tensors when it runs again and saved "

@@ -106,6 +106,7 @@ class Tape:
         self.offloaded: list[Memory] = []
         self.flags = flags.Course(policy, audited=audited)
         self.gathering: Gathering | None = None
+        self.needs_kept = False  # whether what is kept cannot be made again, because what it is made of cannot
         self.launched: Counter[str] = Counter()  # Triton kernels, by name
         self.previous: weakref.ref[Any] | None = None
         self.lock = threading.RLock()

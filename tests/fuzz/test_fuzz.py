@@ -20,6 +20,7 @@ THEMES = (
     "modes",
     "normalisation",
     "parallel",
+    "parts",
     "recurrent",
     "steps",
     "structures",
@@ -28,7 +29,7 @@ THEMES = (
 )
 # One legal and one hostile plan each: the remainder of a number by four says which.
 NUMBERS = [1, 3]
-SLOW = {"compiled_inductor"}  # seconds a trial
+SLOW = {"compiled_inductor", "compiled_parts_inductor"}  # seconds a trial
 PLANNED = ("batch_norm_1d", "gpt")
 
 

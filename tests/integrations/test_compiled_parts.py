@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.output_graph import OutputGraph
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
 
 from autosac.integrations.apply import PlanMismatchWarning, RecomputationError, apply
 from autosac.integrations.recompute import compiled_parts
@@ -179,6 +180,31 @@ def test_a_compiled_part_with_dropout_under_autocast(lab: Any, how: str) -> None
     torch._dynamo.reset()
     planned = compiled(apply(copy.deepcopy(model), plan), how, "aot_eager")
     assert lab.same(run(planned), run(compiled(copy.deepcopy(model), how, "aot_eager")))
+
+
+class _CheckpointedPart(Block):
+    """A block that has its part under a checkpoint of its own, and reads the part's result twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        y = checkpoint(self.part, self.before(x).sigmoid(), use_reentrant=False)
+        return x + (y * 2).tanh().sin()
+
+
+def test_a_compiled_part_under_a_checkpoint_of_the_modules_own(lab: Any) -> None:
+    """What the part saves is the checkpoint's; its result is made again like others: bits as without a plan."""
+    torch.manual_seed(0)
+    model = nn.Sequential(_CheckpointedPart(), nn.Linear(4, 4))
+    plan = lab.plan_for(model, {"0": ()})
+
+    def run(m: nn.Module) -> tuple[torch.Tensor, ...]:
+        out = m(torch.linspace(-1, 1, 12).view(3, 4))
+        out.square().sum().backward()
+        return (out.detach(), *(p.grad for p in m.parameters()))
+
+    torch._dynamo.reset()
+    planned = compiled(apply(copy.deepcopy(model), plan), "in place", "aot_eager")
+    assert lab.same(run(planned), run(compiled(copy.deepcopy(model), "in place", "aot_eager")))
 
 
 def experts(w1: torch.Tensor, w2: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from autosac.integrations.apply import apply
+from benchmarks.fuzz.families.custom import scaled_sine
 
 
 def gradients(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -82,6 +83,28 @@ def test_a_second_backward_recomputes_everything(lab: Any) -> None:
         assert ran.again == again == {"0": []}
         loss.backward()
     assert ran.again == {"0": ["aten.addmm.default", "aten.sigmoid.default"]}
+
+
+class _Foreign(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The output."""
+        return scaled_sine(x * 2, 1.5).sigmoid() * 3
+
+
+def test_a_second_backward_asks_for_nothing_that_cannot_run_again(lab: Any) -> None:
+    """A sigmoid that is kept, so that the custom operator's result before it need not be: it is there for both backwards."""
+
+    def run(model: nn.Module) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 8).requires_grad_()
+        loss = model(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert x.grad is not None
+        return x.grad
+
+    model = nn.Sequential(_Foreign())
+    plan, _ = lab.plan_keeping(copy.deepcopy(model), run, {"0": {"aten.sigmoid.default"}})
+    assert torch.equal(run(apply(copy.deepcopy(model), plan)), run(model))
 
 
 class _ReadOften(torch.autograd.Function):

@@ -170,7 +170,7 @@ def switched(lab: Any, shape: ParallelDims, rank: int) -> dict[str, Any]:
     return {"same": lab.same(result, step(reference_model)), "again": ran, "gathered": [t.decode() for t in told]}
 
 
-def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str, Any]:
+def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int, backend: str) -> dict[str, Any]:
     """TorchTitan's compiled layers under FSDP: the first keeps its products, the second nothing."""
     calls = observed(configure(), shape, lab.Log())
     rows = {
@@ -181,7 +181,7 @@ def compiled(lab: Any, shape: ParallelDims, folder: Path, rank: int) -> dict[str
     }
     path = folder / f"compiled-{rank}.json"
     lab.plan_for(bare(shape), rows, world_size=shape.world_size, early_stop=False).save(path)
-    compiling = ("--compile.enable", "--compile.components", "model", "--compile.backend", "aot_eager_decomp_partition")
+    compiling = ("--compile.enable", "--compile.components", "model", "--compile.backend", backend)
     torch._dynamo.reset()
     plain = build(configure(*compiling, "--activation_checkpoint.mode", "none"), shape)
     wanted = step(plain)
@@ -348,7 +348,11 @@ def everything(module: Any, folder: Path, rank: int, world_size: int) -> dict[st
     report["exchange"] = exchange(plan, rank, folder, world_size)
     report["nested"] = nested(module.Lab, module.make_case, world_size)
     if SEES_RESULTS:
-        report["compiled"] = compiled(module.Lab, dims(world_size), folder, rank)
+        from uncompiled import inductor
+
+        torch._dynamo.register_backend(compiler_fn=inductor(), name="interpreted_inductor")
+        for backend in ("aot_eager_decomp_partition", "interpreted_inductor"):
+            report[backend] = compiled(module.Lab, dims(world_size), folder, rank, backend)
     return report
 
 

@@ -38,6 +38,14 @@ def test_training_is_bitwise_the_same_under_a_plan(report: Any) -> None:
     assert report["classes"] == ["FSDPLlama3TransformerBlock"] * 2, "FSDP is applied to the planned module"
 
 
+def test_compiled_layers_save_what_their_policies_keep(report: Any) -> None:
+    """In each step the first layer saves its products, all but the last, which is only added; the second none."""
+    needed = 128 * (3 * 256 + 256 + 2 * 768) * 2  # of 128 tokens in bfloat16
+    saved = report["compiled"]["saved"]
+    assert [a - b for a, b in zip(saved[::2], saved[1::2], strict=True)] == [needed] * 3
+    assert report["compiled"]["close"]
+
+
 def test_training_is_bitwise_the_same_under_torchtitans_own_checkpointing(report: Any) -> None:
     """Where that is the plan TorchTitan's policy wraps the layers; a plan for other parameters is refused."""
     assert report["own"]["same"]

@@ -132,6 +132,41 @@ def compare(lab: Any, folder: Path) -> tuple[dict[str, Any], Plan]:
     }, plan
 
 
+def compiled(lab: Any, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Compiled layers, of which the first keeps its products and the second nothing, against no checkpointing."""
+    config = configuration("--compile.enable", "--compile.backend", "aot_eager_decomp_partition")
+    reference = train(trainer_of(config))
+    torch._dynamo.reset()
+    units = tuple(
+        dataclasses.replace(
+            unit,
+            decisions=tuple(
+                dataclasses.replace(d, keep=unit.fqn == LAYERS[0] and d.op == "aten.mm.default") for d in unit.decisions
+            ),
+        )
+        for unit in plan.units
+    )
+    made_for = dataclasses.replace(plan.made_for, job_settings=python_job_settings(config))
+    dataclasses.replace(plan, made_for=made_for, units=units).save(folder / "compiled.json")
+    trainer = trainer_of(config, AutoSAC.Config(plan=str(folder / "compiled.json")))
+    saved: list[int] = []
+    for layer in trainer.model_parts[0].layers.values():
+        layer.register_forward_pre_hook(lambda *_: saved.append(0))
+        layer.register_forward_hook(lambda *_: saved.append(0))  # what is saved between layers
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if saved:
+            saved[-1] += tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = train(trainer)
+    return {
+        "close": all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(result[1], reference[1], strict=True)),
+        "saved": saved[::2],
+    }
+
+
 def own(plan: Plan, folder: Path) -> dict[str, Any]:
     """A plan that is TorchTitan's own full checkpointing, against none."""
     config = configuration()
@@ -185,7 +220,9 @@ def main(folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     without_memory_statistics()
-    report, plan = compare(load_lab(), folder)
+    lab = load_lab()
+    report, plan = compare(lab, folder)
+    report["compiled"] = compiled(lab, plan, folder)
     report["own"] = own(plan, folder)
     report["misfits"] = misfits(plan, folder)
     (folder / "report.json").write_text(json.dumps(report))
