@@ -69,12 +69,12 @@ class _Seeing(TorchDispatchMode):
     def __enter__(self) -> Self:
         """Begin to see operators and graphs."""
         self._outer, present.observer = present.observer, self
-        super().__enter__()  # type: ignore[no-untyped-call] # torch's has no types
+        super().__enter__()
         return self
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         """See them no more."""
-        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call] # torch's has no types
+        super().__exit__(kind, value, traceback)
         present.observer = self._outer
 
     def run_graph(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -261,7 +261,7 @@ def _job(rng: random.Random, backend: str) -> Job:
         return model.eval() if evaluates else model
 
     with_loss = functools.partial(_with_compiled_loss, torch.compile(_loss, backend=backend))
-    # In Inductor's second backward gradients are wrong without a plan where sizes vary: the first one writes to what was saved.
+    # Inductor's second backward is wrong without a plan where sizes vary: the first one writes to what was saved.
     retaining = (_two_losses,) if backend == "aot_eager" else ()
     others = (_accumulating, _evaluating, *retaining, _inside_out, with_loss)
     step = rng.choice((*(plain_step,) * 5, *others)) if not evaluates else plain_step
