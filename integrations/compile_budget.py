@@ -11,8 +11,8 @@ way really saves and what it computes again, and takes of those that fit the one
 
 Ways that another one beats in both are left out first, so the saved bytes rise with the budget and the recomputation falls.
 Where the compiler's own choice (the ratio 1) fits, it is taken, and no other is tried: a partition of a large graph takes
-seconds. If no way fits, the one that saves least is taken, with a warning that says how much that is. What must not be computed again
-is saved in each of them (`partitioner`).
+seconds. If no way fits, the one that saves least is taken, with a warning that says how much that is. What must not be
+computed again is saved in each of them (`partitioner`).
 
 torch 2.11 to 2.14.
 """

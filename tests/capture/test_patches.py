@@ -88,7 +88,7 @@ def test_torchao_symbols() -> None:
 def test_torchao_finds_the_simulated_gpu() -> None:
     """While its kernels are imported PyTorch has the GPU that is simulated, and Triton for it; afterwards neither."""
     before = torch.cuda.is_available()
-    with libraries._found(TargetGPU(name="B200", compute_capability=(10, 0))):
+    with libraries.found_gpu(TargetGPU(name="B200", compute_capability=(10, 0))):
         from torch.utils._triton import has_triton
 
         assert torch.cuda.is_available() and torch.cuda.get_device_capability(0) == (10, 0) and has_triton()
@@ -104,7 +104,7 @@ def test_muon_finds_the_simulated_gpu() -> None:
 
     module: Any = ModuleType("dist_muon")
     module.DistMuon = DistMuon
-    libraries._rename_device(module)
+    libraries.rename_device(module)
     assert DEVICE_TYPE in DistMuon._validate_parameter_storage.__code__.co_consts
     assert "cuda" not in DistMuon._validate_parameter_storage.__code__.co_consts
 

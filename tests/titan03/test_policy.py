@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 from torchtitan.distributed.activation_checkpoint import FullAC
 
-from autosac.capture.jobs.titan_v03 import _Transformed
+from autosac.capture.jobs.titan_v03 import Transformed
 from autosac.integrations.torchtitan.policy_hook import reaching_flux
 
 HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ def test_flux_obeys_a_policy_for_the_whole_model(monkeypatch: pytest.MonkeyPatch
     applied: list[str] = []
     module.apply_ac = lambda _: applied.append("TorchTitan's own")
     monkeypatch.setitem(sys.modules, "torchtitan.models.flux.parallelize", module)
-    policy = _Transformed.Config(function=lambda _: applied.append("the policy")) if ours else FullAC.Config()
+    policy = Transformed.Config(function=lambda _: applied.append("the policy")) if ours else FullAC.Config()
     with reaching_flux(SimpleNamespace(activation_checkpoint=policy, dump_folder="")):
         module.apply_ac(nn.Linear(1, 1))
     module.apply_ac(nn.Linear(1, 1))

@@ -71,7 +71,7 @@ class TitanV03:
             transform(model)
             done.append(model)
 
-        trainer = _built(dataclasses.replace(config, activation_checkpoint=_Transformed.Config(function=function)))
+        trainer = _built(dataclasses.replace(config, activation_checkpoint=Transformed.Config(function=function)))
         if not done:
             name = getattr(config.model_spec.parallelize_fn, "__qualname__", "parallelize function")
             raise UsageError(f"TorchTitan's {name} does not apply the job's activation checkpointing policy")
@@ -175,7 +175,7 @@ def _built(config: Any) -> Any:
         raise
 
 
-class _Transformed(ModelPolicy):
+class Transformed(ModelPolicy):
     """A function of the model in place of the job's checkpointing."""
 
     @dataclasses.dataclass(kw_only=True, slots=True)

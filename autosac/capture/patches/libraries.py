@@ -41,7 +41,7 @@ def install_torchao(gpu: TargetGPU) -> None:
     after_import("torchao.utils", functools.partial(_answer_for, gpu))
     after_import(_CUTE, _need_no_compiler)
     for package in _KERNELS:
-        around_imports(package, functools.partial(_found, gpu))
+        around_imports(package, functools.partial(found_gpu, gpu))
 
 
 def _answer_for(gpu: TargetGPU, utils: ModuleType) -> None:
@@ -57,7 +57,7 @@ def _need_no_compiler(cute_utils: ModuleType) -> None:
 
 
 @contextlib.contextmanager
-def _found(gpu: TargetGPU) -> Iterator[None]:
+def found_gpu(gpu: TargetGPU) -> Iterator[None]:
     """PyTorch, asked for its GPU, has the simulated one and Triton for it (torchao 0.18)."""
     from torch.utils import _triton
 
@@ -71,10 +71,10 @@ def _found(gpu: TargetGPU) -> Iterator[None]:
 
 def install_muon() -> None:
     """TorchTitan's DistMuon (0.3) compares the device's name with CUDA's."""
-    after_import("torchtitan.distributed.flex_shard.dist_muon", _rename_device)
+    after_import("torchtitan.distributed.flex_shard.dist_muon", rename_device)
 
 
-def _rename_device(module: ModuleType) -> None:
+def rename_device(module: ModuleType) -> None:
     function = module.DistMuon._validate_parameter_storage
     code = function.__code__
     names = tuple(DEVICE_TYPE if constant == CUDA else constant for constant in code.co_consts)
