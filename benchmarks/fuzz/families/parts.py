@@ -37,7 +37,8 @@ def _checkpointed(call: Call, x: Tensor, w: Tensor, b: Tensor) -> Any:
 
 
 def _reentrant(call: Call, x: Tensor, w: Tensor, b: Tensor) -> Any:
-    return checkpoint(lambda given: call(given, w, b), x, use_reentrant=True)
+    # A parameter that it returned would become its result, and its backward would never end.
+    return checkpoint(lambda given: tuple(t * 1 for t in tensors_of(call(given, w, b))), x, use_reentrant=True)
 
 
 def _without_gradients(call: Call, x: Tensor, w: Tensor, b: Tensor) -> Any:
@@ -261,7 +262,7 @@ def _job(rng: random.Random, backend: str) -> Job:
         return model.eval() if evaluates else model
 
     with_loss = functools.partial(_with_compiled_loss, torch.compile(_loss, backend=backend))
-    # In Inductor's second backward gradients are wrong without a plan where sizes vary: the first one writes to what was saved.
+    # Inductor's second backward is wrong without a plan where sizes vary: the first one writes to what was saved.
     retaining = (_two_losses,) if backend == "aot_eager" else ()
     others = (_accumulating, _evaluating, *retaining, _inside_out, with_loss)
     step = rng.choice((*(plain_step,) * 5, *others)) if not evaluates else plain_step
