@@ -37,7 +37,8 @@ def _checkpointed(call: Call, x: Tensor, w: Tensor, b: Tensor) -> Any:
 
 
 def _reentrant(call: Call, x: Tensor, w: Tensor, b: Tensor) -> Any:
-    return checkpoint(lambda given: call(given, w, b), x, use_reentrant=True)
+    # A parameter that it returned would become its result, and its backward would never end.
+    return checkpoint(lambda given: tuple(t * 1 for t in tensors_of(call(given, w, b))), x, use_reentrant=True)
 
 
 def _without_gradients(call: Call, x: Tensor, w: Tensor, b: Tensor) -> Any:
