@@ -261,7 +261,7 @@ def test_the_pages_count_families_and_trials() -> None:
     (newer,) = re.findall(r"that the table does not have:(.*?)\.\n", page, re.DOTALL)
     assert len(FAMILIES) == int(first) + len(left_out) + len(re.findall(r"`(\w+)`", newer))
     later = re.split(r"^- `python", page, flags=re.MULTILINE)[1:]
-    assert len(later) == 7
+    assert len(later) == 8
     runs = [(int(trials), sum(int(number or 0) for number in found))]
     for run in later:
         (wanted,) = re.findall(r"--trials (\d+)", run)

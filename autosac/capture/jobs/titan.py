@@ -62,7 +62,6 @@ def import_torchtitan(gpu: TargetGPU) -> None:
         import torchtitan.train  # noqa: F401
     except ImportError as e:
         raise CaptureError(f"torchtitan cannot be imported: {one_line(e)}") from e
-    libraries.install_torchtitan(gpu)
 
 
 def job_fingerprint(settings: dict[str, str], world_size: int) -> str:
@@ -87,6 +86,9 @@ def capture_titan(
     process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
     meshes.install(request.rank)
     import_torchtitan(request.gpu)
+    libraries.install_torchtitan(
+        request.gpu
+    )  # here: compiled code that a capture inherits is guarded by what it changes
     stages = StageMetadata()
     stages.received = request.stage_inputs
     stages.install()
