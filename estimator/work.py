@@ -341,7 +341,7 @@ def _documents(signature: Signature) -> int:
 
 def _backend(signature: Signature) -> str:
     """Whose kernel it is. FlashAttention-3 and 4 are as fast as cuDNN's (`benchmarks/flash_attention.py`)."""
-    if argument(signature, "implementation", "FA2") != "FA2":
+    if argument(signature, "implementation") is not None:
         return "cudnn"
     base = base_name(signature.name)
     for name in ("cudnn", "efficient", "math", "overrideable", "flex"):

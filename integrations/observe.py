@@ -24,11 +24,9 @@ from autosac.integrations.operators.keys import (
     op_name,
     quiet,
     quiet_hooks,
-    tensors_in,
 )
 from autosac.integrations.operators.modules import find_module
 from autosac.integrations.recompute import compiled_parts
-from autosac.integrations.recompute.memories import version_of
 from autosac.integrations.recompute.tape import GraphObserver, present
 from autosac.integrations.recompute.units import UnitModule, become
 
@@ -124,18 +122,14 @@ class _ObservingMode(CountingMode):
 
     def run_graph(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a compiled graph; nothing in it is an operator of the module."""
-        given = tensors_in((args, kwargs))
-        versions = [version_of(tensor) for tensor in given]
+        outer = self._outer
+        seen_outside = call if outer is None else lambda *args, **kwargs: outer.run_graph(call, args, kwargs)
         self._region.op_begin()
         quiet.depth += 1
         try:
-            if self._outer is None:
-                out = call(*args, **kwargs)
-            else:
-                out = self._outer.run_graph(call, args, kwargs)
+            out, changed = compiled_parts.called_graph(seen_outside, args, kwargs)
         finally:
             quiet.depth -= 1
-        changed = [t for t, version in zip(given, versions, strict=True) if version_of(t) != version]
         self._region.graph_end(args, kwargs, out, changed)
         return out
 

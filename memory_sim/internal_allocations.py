@@ -70,10 +70,10 @@ def _own_blocks(operator: str, signature: Signature, sm_count: int, capability: 
         case "_cudnn_rnn_backward":
             return rnn_backward(signature)
         case "_scaled_dot_product_flash_attention_backward" | "_flash_attention_backward" | "_varlen_attn_backward":
-            implementation = str(dict(signature.arguments).get("implementation", "FA2"))
-            if implementation != "FA2":
-                return newer_flash_backward(signature, heads_first, implementation)
-            return flash_backward(signature, heads_first)
+            implementation = dict(signature.arguments).get("implementation")
+            if implementation is None:
+                return flash_backward(signature, heads_first)
+            return newer_flash_backward(signature, heads_first, str(implementation))
         case "_scaled_dot_product_efficient_attention_backward" | "_efficient_attention_backward":
             return efficient_backward(signature, heads_first, capability)
         case "_scaled_dot_product_efficient_attention" | "_efficient_attention_forward":

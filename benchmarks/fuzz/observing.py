@@ -79,15 +79,13 @@ class _Seeing(TorchDispatchMode):
 
     def run_graph(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A compiled graph is one thing, in this unit and in those around it."""
-        given = _tensors((args, kwargs))
-        versions = [None if t.is_inference() else t._version for t in given]
+        outer = self._outer
+        seen_outside = call if outer is None else lambda *args, **kwargs: outer.run_graph(call, args, kwargs)
         self._graphs += 1
         try:
-            out = call(*args, **kwargs) if self._outer is None else self._outer.run_graph(call, args, kwargs)
+            out, changed = compiled_parts.called_graph(seen_outside, args, kwargs)
         finally:
             self._graphs -= 1
-        now = [None if t.is_inference() else t._version for t in given]
-        changed = [t for t, before, after in zip(given, versions, now, strict=True) if before != after]
         number = self._counts.get(GRAPH, 0)
         self._counts[GRAPH] = number + 1
         outputs = tuple((_sizes(t), str(t.dtype).removeprefix("torch.")) for t in _tensors(out))

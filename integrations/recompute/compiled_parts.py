@@ -97,23 +97,23 @@ def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., 
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
         tape = present.tape
-        if present.observer is not None and not quiet.depth and not torch.compiler.is_compiling():
-            return present.observer.run_graph(call, args, kwargs)
-        if tape is None or tape.is_busy or tape.part is not None or quiet.depth or torch.compiler.is_compiling():
+        if quiet.depth or torch.compiler.is_compiling():
             return call(*args, **kwargs)
-        given = tensors_in((args, kwargs))
-        part = CompiledPart(call, _autocast(), [t.requires_grad for t in given], leaves_unwritten=leaves_unwritten)
+        if present.observer is not None:
+            return present.observer.run_graph(call, args, kwargs)
+        if tape is None or tape.is_busy or tape.part is not None:
+            return call(*args, **kwargs)
+        needs_gradient = [t.requires_grad for t in tensors_in((args, kwargs))]
+        part = CompiledPart(call, _autocast(), needs_gradient, leaves_unwritten=leaves_unwritten)
         occurrence = tape.launched[GRAPH]
         tape.launched[GRAPH] += 1
         entry = tape.begin(part, _PART, args, kwargs, occurrence)
-        versions = [version_of(t) for t in given]
         tape.part = part  # from here on no operator is the unit's
         try:
             entry.random = states_before(args, kwargs)
-            out = call(*args, **kwargs)
+            out, changed = called_graph(call, args, kwargs)
         finally:
             tape.part = None
-        changed = [t for t, version in zip(given, versions, strict=True) if version_of(t) != version]
         decision = tape.policy.decision(_PART, occurrence, out) if tape.policy.size else None
         if changed:
             tape.changed_by(entry, changed)
@@ -124,6 +124,16 @@ def _seen(call: Callable[..., Any], *, leaves_unwritten: bool) -> Callable[..., 
         return out
 
     return run
+
+
+def called_graph(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[torch.Tensor]]:
+    """What a compiled graph returns, and which of its arguments it has changed."""
+    given = tensors_in((args, kwargs))
+    versions = [version_of(t) for t in given]
+    out = call(*args, **kwargs)
+    return out, [t for t, version in zip(given, versions, strict=True) if version_of(t) != version]
 
 
 def _autocast() -> Callable[[], contextlib.AbstractContextManager[None]]:

@@ -107,7 +107,7 @@ class Tape:
         self.flags = flags.Course(policy, audited=audited)
         self.gathering: Gathering | None = None
         self.needs_kept = False  # whether what is kept cannot be made again, because what it is made of cannot
-        self.launched: Counter[str] = Counter()  # Triton kernels, by name
+        self.launched: Counter[str] = Counter()  # Triton kernels by name, and compiled graphs
         self.previous: weakref.ref[Any] | None = None
         self.lock = threading.RLock()
         self._numbers: dict[int, int] = {}  # memories by the addresses of their storages
@@ -455,12 +455,9 @@ class RecordingMode(CountingMode):
         policy = self._tape.policy
         if self._running and value is not None:
             value.add_note(f"raised by {self._running} in the module {policy.fqn}, which runs under an AutoSAC plan")
-        if kind is None and policy.size and (ran := self._count()) != policy.size:
+        ran = sum(self._calls.values()) + self._tape.launched[GRAPH]
+        if kind is None and policy.size and ran != policy.size:
             policy.warn(f"ran {ran} operators; the plan has {policy.size}")
-
-    def _count(self) -> int:
-        """What ran that a plan decides about."""
-        return sum(self._calls.values()) + self._tape.launched[GRAPH]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note it."""

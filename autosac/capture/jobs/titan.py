@@ -86,9 +86,8 @@ def capture_titan(
     process_group.initialise(request.world_size, request.rank, request.ranks_per_node)
     meshes.install(request.rank)
     import_torchtitan(request.gpu)
-    libraries.install_torchtitan(
-        request.gpu
-    )  # here: compiled code that a capture inherits is guarded by what it changes
+    # Not when it is imported: what this changes guards the compiled code that a capture inherits.
+    libraries.install_torchtitan(request.gpu)
     stages = StageMetadata()
     stages.received = request.stage_inputs
     stages.install()

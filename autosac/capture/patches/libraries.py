@@ -75,6 +75,7 @@ def install_muon() -> None:
 
 
 def rename_device(module: ModuleType) -> None:
+    """DistMuon's check asks for the simulated device's name."""
     function = module.DistMuon._validate_parameter_storage
     code = function.__code__
     names = tuple(DEVICE_TYPE if constant == CUDA else constant for constant in code.co_consts)

@@ -203,28 +203,17 @@ class _OpenRegion:
     ) -> None:
         if not self._recording:
             return
-        recorder = self._recorder
-        created = self._created()
-        returned = tensors_in(out)
         to_host = op == "aten._to_copy.default" and str(kwargs.get("device", "")) == "cpu"
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ()) and op != "aten.index.Tensor"
+        call = self._ended(op, occurrence, args, kwargs, out)
         self._calls.append(
-            Call(
-                op=op,
-                occurrence=occurrence,
-                outputs=tuple(tensor_meta(t, recorder.target) for t in returned),
-                first=self._op_first,
-                last=len(recorder.log.events),
-                is_view=launches_nothing(func) and not created,
+            call._replace(
+                is_view=launches_nothing(func) and not call.created,
                 is_random=is_random(func, scalar_arguments(func, args, kwargs)),
                 must_save=to_host or dynamic or op in _MUST_SAVE,
-                created=created,
-                reads=recorder.storages.of_all((args, kwargs)),
                 writes=self._writes(func, args, kwargs),
-                results=tuple(next(iter(recorder.storages.of_all(t)), -1) for t in returned),
             )
         )
-        self._launches = len(recorder.launches)
 
     def graph_end(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, changed: Sequence[torch.Tensor]
@@ -232,27 +221,28 @@ class _OpenRegion:
         """A compiled graph is kept with all that it saved, or runs again as a whole. One that changes arguments is kept."""
         if not self._recording:
             return
-        recorder = self._recorder
-        occurrence = self._launched[GRAPH]
+        call = self._ended(GRAPH, self._launched[GRAPH], args, kwargs, out)
         self._launched[GRAPH] += 1
-        returned = tensors_in(out)
-        self._calls.append(
-            Call(
-                op=GRAPH,
-                occurrence=occurrence,
-                outputs=tuple(tensor_meta(t, recorder.target) for t in returned),
-                first=self._op_first,
-                last=len(recorder.log.events),
-                is_view=False,
-                is_random=False,
-                must_save=bool(changed),
-                created=self._created(),
-                reads=recorder.storages.of_all((args, kwargs)),
-                writes=recorder.storages.of_all(changed),
-                results=tuple(next(iter(recorder.storages.of_all(t)), -1) for t in returned),
-            )
-        )
+        self._calls.append(call._replace(must_save=bool(changed), writes=self._recorder.storages.of_all(changed)))
+
+    def _ended(self, op: str, occurrence: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Call:
+        """What began last, as far as its arguments and results tell. What it launched is its own."""
+        recorder, returned = self._recorder, tensors_in(out)
         self._launches = len(recorder.launches)
+        return Call(
+            op=op,
+            occurrence=occurrence,
+            outputs=tuple(tensor_meta(t, recorder.target) for t in returned),
+            first=self._op_first,
+            last=len(recorder.log.events),
+            is_view=False,
+            is_random=False,
+            must_save=False,
+            created=self._created(),
+            reads=recorder.storages.of_all((args, kwargs)),
+            writes=(),
+            results=tuple(next(iter(recorder.storages.of_all(t)), -1) for t in returned),
+        )
 
     def _created(self) -> tuple[int, ...]:
         """What has been allocated since the operator began, and is still there."""
