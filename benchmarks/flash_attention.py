@@ -2,10 +2,13 @@
 
 - H100 SXM5, 16,384 tokens, 2,048 columns in all heads, fp16, no mask: FlashAttention-3's paper (arXiv 2407.08608, figures),
   with FlashAttention-2 and cuDNN beside it.
+- FlashAttention-2 in bf16, no mask: on a B200 (issue 1589 of Dao-AILab/flash-attention), on an H100 (pull request 2688, which
+  does not name the GPU: its backwards are the paper's), on an H100 of 500 W (pull request 2443 of pytorch/benchmark, two with
+  a causal mask) and on another B200 (pull request 171 of meta-pytorch/tritonbench, 8 sequences of any length).
 - B200, 32,768 tokens, 2,048 columns, bf16: Dao-AILab/flash-attention, pull requests 2605 (forward, the faster machine) and
   2280 (8,192 positions, forward and backward).
 
-Of all that, only cuDNN's forwards with heads of 256 were used in a fit (`estimator/tiled_attention.py`).
+Those marked with a star were used in a fit (`estimator/attention_times.py`), B200's forwards of FlashAttention-2 for one number.
 """
 
 from __future__ import annotations
@@ -25,40 +28,74 @@ _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Series(NamedTuple):
-    """TFLOP/s by length; `tokens` in all sequences."""
+    """TFLOP/s by length; `tokens` in all sequences, or `batch` sequences of any length. `fitted`: by which the times were."""
 
     gpu: str
     kernel: str
     head_size: int
     causal: bool
     backward: bool
-    tokens: int
-    measured: dict[int, int]
+    measured: dict[int, float]
+    tokens: int = 16384
+    batch: int = 0
+    fitted: bool = False
 
 
-def _paper(kernel: str, head_size: int, backward: bool, *measured: int) -> Series:
-    return Series(
-        "h100-sxm-80gb", kernel, head_size, False, backward, 16384, dict(zip(_LENGTHS, measured, strict=True))
-    )
+def _paper(kernel: str, head_size: int, backward: bool, *measured: float, fitted: bool = False) -> Series:
+    by_length = dict(zip(_LENGTHS, measured, strict=True))
+    return Series("h100-sxm-80gb", kernel, head_size, False, backward, by_length, fitted=fitted)
 
 
-def _blackwell(kernel: str, head_size: int, causal: bool, backward: bool, measured: dict[int, int]) -> Series:
-    return Series("b200-sxm-180gb", kernel, head_size, causal, backward, 32768, measured)
+def _blackwell(kernel: str, head_size: int, causal: bool, backward: bool, measured: dict[int, float]) -> Series:
+    return Series("b200-sxm-180gb", kernel, head_size, causal, backward, measured, tokens=32768)
+
+
+def _issue(backward: bool, *measured: float) -> Series:
+    by_length = dict(zip(_LENGTHS, measured, strict=True))
+    return Series("b200-sxm-180gb", "FA2", 64, False, backward, by_length, fitted=not backward)
+
+
+def _page(backward: bool, *measured: float) -> Series:
+    by_length = dict(zip(_LENGTHS, measured, strict=False))
+    return Series("h100-sxm-80gb", "FA2", 64, False, backward, by_length, fitted=not backward)
+
+
+def _benchmark(causal: bool, *ms: float) -> Series:
+    """Given in milliseconds."""
+    operations = {length: 4 * 16384 * _COLUMNS * length * (0.5 if causal else 1) for length in _LENGTHS}
+    tera = {length: operations[length] / time / 1e9 for length, time in zip(_LENGTHS, ms, strict=False)}
+    return Series("h100-sxm-96gb-meta", "FA2", 128, causal, False, tera, fitted=causal)
 
 
 _SERIES = (
-    _paper("FA2", 128, False, 309, 350, 362, 368, 370, 370),
+    _paper("FA2", 128, False, 309, 350, 362, 368, 370, 370, fitted=True),
     _paper("cuDNN", 128, False, 497, 574, 617, 609, 600, 595),
     _paper("FA3", 128, False, 467, 565, 625, 638, 646, 648),
-    _paper("FA2", 256, False, 208, 251, 278, 293, 297, 298),
-    _paper("cuDNN", 256, False, 308, 391, 450, 483, 497, 509),
+    _paper("FA2", 256, False, 208, 251, 278, 293, 297, 298, fitted=True),
+    _paper("cuDNN", 256, False, 308, 391, 450, 483, 497, 509, fitted=True),
     _paper("FA3", 256, False, 286, 427, 537, 612, 628, 642),
-    _paper("FA2", 64, True, 198, 238, 264, 279, 287, 291),
+    _paper("FA2", 64, True, 198, 238, 264, 279, 287, 291, fitted=True),
     _paper("cuDNN", 64, True, 266, 348, 395, 417, 432, 433),
     _paper("FA3", 64, True, 272, 363, 422, 453, 472, 474),
-    _paper("FA2", 128, True, 214, 260, 291, 310, 318, 322),
+    _paper("FA2", 128, True, 214, 260, 291, 310, 318, 322, fitted=True),
     _paper("cuDNN", 128, True, 305, 408, 465, 499, 518, 516),
     _paper("FA3", 128, True, 316, 424, 501, 542, 559, 561),
+    _page(False, 252.5, 294.8, 308.1, 312.0, 310.2),
+    _page(True, 189.9, 238.8, 263.7, 279.8, 299.2),
+    _benchmark(False, 0.2368, 0.4197, 0.7987, 1.5588, 3.0867, 6.1425),
+    _benchmark(True, 0.1874, 0.2780),
+    _issue(False, 308.4, 359.3, 381.0, 306.9, 343.1, 379.4),
+    _issue(True, 243.1, 280.6, 301.6, 314.7, 329.1, 334.0),
+    Series(
+        "b200-sxm-180gb",
+        "FA2",
+        128,
+        False,
+        False,
+        {1024: 315.1, 2048: 352.1, 4096: 353.9, 8192: 361.6, 16384: 330.6},
+        batch=8,
+        fitted=True,
+    ),
     _blackwell("cuDNN", 64, False, False, {1024: 980, 2048: 1072, 4096: 1118, 8192: 1147, 16384: 1157}),
     _blackwell("cuDNN", 64, True, False, {1024: 627, 2048: 826, 4096: 977, 8192: 1071, 16384: 1115}),
     _blackwell("FA4", 64, False, False, {1024: 775, 2048: 980, 4096: 1109, 8192: 1181, 16384: 1215}),
@@ -73,7 +110,7 @@ _SERIES = (
 def signature_of(series: Series, length: int) -> Signature:
     """The call of PyTorch's that runs this kernel."""
     heads = _COLUMNS // series.head_size
-    shape = (series.tokens // length, heads, length, series.head_size)
+    shape = (series.batch or series.tokens // length, heads, length, series.head_size)
     rows = length * _COLUMNS
     tensor = TensorMeta(shape, (rows, series.head_size, _COLUMNS, 1), "bfloat16")
     arguments: list[tuple[str, Scalar]] = [("dropout_p", 0.0), ("is_causal", series.causal)]
@@ -93,10 +130,7 @@ def price(gpu: str, signature: Signature) -> Estimate:
 
 def main() -> None:
     """Print a line for each measurement, and the errors of each kernel."""
-    errors: dict[tuple[str, str, int, str], list[float]] = defaultdict(list)
-    print(
-        f"{'GPU':<15} {'kernel':<6} {'head':>4} {'mask':<6} {'':<8} {'length':>6} {'ms':>8} {'measured':>9} {'error':>7}"
-    )
+    errors: dict[tuple[str, str, str, int, str], list[float]] = defaultdict(list)
     for series in _SERIES:
         direction = "backward" if series.backward else "forward"
         for length, tera in series.measured.items():
@@ -104,19 +138,17 @@ def main() -> None:
             measured_ms = work_of(signature).flops / tera / 1e9
             found = price(series.gpu, signature)
             error = found.ms / measured_ms - 1
-            errors[series.gpu, series.kernel, series.head_size, direction].append(error)
+            star = "*" if series.fitted else " "
+            errors[star, series.gpu, series.kernel, series.head_size, direction].append(error)
             mask = "causal" if series.causal else ""
             print(
-                f"{series.gpu:<15} {series.kernel:<6} {series.head_size:>4} {mask:<6} {direction:<8} {length:>6,} "
-                f"{found.ms:>8.3f} {measured_ms:>9.3f} {error:>+7.1%}"
+                f"{star} {series.gpu:<18} {series.kernel:<6} {series.head_size:>4} {mask:<6} {direction:<8} {length:>6,} "
+                f"{found.ms:>8.3f} ms {measured_ms:>9.3f} {error:>+7.1%}"
             )
     print()
-    for (gpu, kernel, head_size, direction), found_errors in errors.items():
-        absolute = statistics.mean(map(abs, found_errors))
-        print(
-            f"{gpu:<15} {kernel:<6} heads of {head_size:<4} {direction:<8} mean {statistics.mean(found_errors):>+6.1%}, "
-            f"absolute {absolute:>5.1%} ({len(found_errors)} sizes)"
-        )
+    for (star, gpu, kernel, head_size, direction), found_errors in errors.items():
+        mean = f"mean {statistics.mean(found_errors):>+6.1%}, absolute {statistics.mean(map(abs, found_errors)):>5.1%}"
+        print(f"{star} {gpu:<18} {kernel:<6} heads of {head_size:<4} {direction:<8} {mean} ({len(found_errors)} sizes)")
 
 
 if __name__ == "__main__":

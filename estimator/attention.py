@@ -44,7 +44,6 @@ from autosac.estimator.work import STREAMED, AttentionShape, attention_shape, fa
 from autosac.trace import Signature
 
 _AMPERE, _ADA = "a100-sxm-80gb", "l40s"
-_BLACKWELL = 10  # compute capability
 # compute capability -> share of the peak that pre-Hopper matrix instructions reach; published FlashAttention-2 rates
 _LEGACY_SHARE = {9: 0.50, 10: 0.25}
 # backend -> (forward, backward) time relative to FlashAttention-2; estimates from published comparisons
@@ -58,9 +57,6 @@ _EFFICIENT, _EFFICIENT_KEYS = (2.155, 2.73), 1650
 # f738a03bf): between its first steps, at 7,008 tokens/s, and its last, at 6,720. Held out: docs/causes.md.
 _ACCUMULATED_SIZE, _IN_MEMORY, _IN_MEMORY_STD = 128, 2.22, 0.25
 _DROPOUT = (1.3, 1.2)
-# cuDNN on Blackwell: (forward, backward) time relative to what its ratios on Hopper say. cuDNN frontend's table of a GB200
-# (Llama 3.1 and Kimi K2.6, bf16, with and without a mask), scaled to a B200 by their peaks; held out: docs/causes.md.
-_BLACKWELL_CUDNN = (0.873, 0.941)
 _QUERY_TILE, _KEY_TILE = 128, 64
 _SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out
 _ACCUMULATION = 2 + 2 + 4 + 4 + 2  # bytes an element: output and its gradient, float32 written and read, the result
@@ -198,8 +194,6 @@ def _correction(shape: AttentionShape, capability: int) -> float:
         share = shape.key_length / (shape.key_length + _EFFICIENT_KEYS)
         forward, backward = (1 + share * (ratio - 1) for ratio in _EFFICIENT)
     factor = math.exp(ratios["forward"])
-    if shape.backend == "cudnn" and capability >= _BLACKWELL:
-        factor *= _BLACKWELL_CUDNN[shape.backward]
     if not shape.backward:
         return factor * forward * (_DROPOUT[0] if shape.dropout > 0 else 1.0)
     ratio = math.exp(ratios["causal" if shape.causal else "full"])

@@ -9,7 +9,7 @@ not bound by rates but by what a block does once, and by blocks that compute a w
 The memory-efficient kernels take other tiles for heads above 64, which are 2.1 times as long for 128.
 
 Alone, a tile takes longer than among others, which hide its waits. With a causal mask a block of rows i has i + 1 tiles. The
-backward adds up the queries' gradient in float32 (`attention.py`). FlashAttention-2 above 512 keys is left to fitted trees.
+backward adds up the queries' gradient in float32 (`attention.py`). `tiled_attention` has FlashAttention-2 from 512 keys on.
 
 Fitted to 22 single calls of `autosac calibrate` on an H100. Held out: ViT's and CLIP's steps of another H100 (`docs/h100.md`),
 an encoder-decoder's step with dropout, whose factors were fitted to it. Windows of up to 64 positions in 16 bits, on Hopper: a
@@ -29,7 +29,7 @@ from autosac.estimator.work import STREAMED, AttentionShape, attention_shape, fa
 from autosac.trace import Signature
 
 _FITTED_ON, _HOPPER, _TENSOR_FLOAT = "h100-sxm-80gb", 9, 8
-_MOST_KEYS = 512
+_FEWER_KEYS = 512
 _LARGE_SIZE, _LARGE = 64, 1.1
 _REL_STD = 0.2
 _SIXTEEN_BITS = ("float16", "bfloat16")
@@ -106,7 +106,7 @@ class BlockAttention:
         hardware = self._hardware
         capability = hardware.compute_capability[0] if hardware.vendor == "NVIDIA" else 0
         if shape.backend == "flash" and shape.dtype in _SIXTEEN_BITS and capability == _HOPPER:
-            if max(shape.query_length, shape.key_length) > _MOST_KEYS:
+            if max(shape.query_length, shape.key_length) >= _FEWER_KEYS:
                 return None
             return _FLASH_BACKWARD if shape.backward else _FLASH
         if shape.backend == "efficient" and shape.dtype == "float32" and capability >= _TENSOR_FLOAT:

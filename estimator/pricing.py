@@ -89,7 +89,7 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
         streams = Streams(hardware)
-        shipped += [LearnedMatmul(hardware, tf32=tf32), TiledAttention(hardware), BlockAttention(hardware)]
+        shipped += [LearnedMatmul(hardware, tf32=tf32), BlockAttention(hardware), TiledAttention(hardware)]
         shipped += [
             LearnedAttention(hardware),
             GeneratedKernels(hardware),

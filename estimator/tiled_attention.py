@@ -1,104 +1,111 @@
-"""cuDNN's attention on Hopper: tiles of 128 queries and 128 keys, dealt to the processors.
+"""cuDNN's, FlashAttention-2's and flexible attention on Hopper and Blackwell: tiles of 128 queries and 128 keys, dealt to the processors.
 
 A block takes 128 queries (forward) or keys (backward) of one head and goes through the tiles of the other side. It starts,
-loads and writes in `block` microseconds. A tile's time has a part that does not depend on the head's size, and one that grows:
+loads and writes in `block` microseconds; a tile's time depends on the head's size:
 
-    size  = head sizes up to 64: 1; up to 128: 2; up to 192: 4; above: 6.2 (less room for tiles)
-    tile  = (fixed + growing * size) * dropout * bias
+    tile  = (time for this head size) * dropout * bias
     t     = start + accumulation + max(all blocks and tiles / processors, one block with the most tiles)
 
-A causal mask leaves out the tiles above the diagonal; those on it cost `diagonal`. The backward adds up the queries' gradient
-in float32 beside it (`attention.py`). From 16,384 positions on kernels are up to 10 % slower than this, why is not known.
-
-Fitted to the even steps on an H100 (`benchmarks/step_kinds`, 10 kinds each way) and to NVIDIA's table of an H200 up to 8,192
-keys; held out: the odd steps and the longer half of the table. Heads of 256: cuDNN's forwards in the paper of
-FlashAttention-3, whose own kernels check it (`benchmarks/flash_attention.py`).
+A causal mask leaves out the tiles above the diagonal; those on it cost `diagonal`. A window leaves out more: of every block's
+tiles those that lie at either end of the window are half empty. cuDNN's and FlashAttention-2's backwards add up the queries'
+gradient in float32 beside it (`attention.py`). From 32,768 positions on (Hopper: 16,384) kernels are up to 12 % slower than this, as GPUs that reach their
+power are. `attention_times` has the times, and says what they were fitted to.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-
+from collections.abc import Mapping, Sequence
 from autosac.estimator.attention import accumulated_bytes
+from autosac.estimator.attention_times import BACKENDS, Kernels, Times, kernels_of
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.learned import sustained
 from autosac.estimator.models import Estimate
 from autosac.estimator.work import STREAMED, AttentionShape, attention_shape, base_name, family
 from autosac.trace import Signature
 
-_TILE, _HOPPER, _FITTED_ON = 128, 9, "h100-sxm-80gb"
+_TILE = 128
 _REL_STD = 0.12
-_SIZES = ((_TILE // 2, 1.0), (_TILE, 2.0), (192, 4.0), (math.inf, 6.2))  # widest head, how much work a tile is
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """Microseconds of one direction on one processor, and the factors of dropout, bias and diagonal tiles."""
-
-    start: float
-    block: float
-    fixed: float
-    growing: float
-    dropout: float
-    bias: float
-    diagonal: float
-
-
-_FORWARD = _Times(start=6.2, block=2.73, fixed=0.575, growing=0.509, dropout=2.73, bias=3.15, diagonal=0.92)
-_BACKWARD = _Times(start=23.6, block=2.90, fixed=1.449, growing=1.649, dropout=1.19, bias=3.23, diagonal=1.26)
 
 
 class TiledAttention:
-    """The model of one GPU; it knows Hopper's only."""
+    """The model of one GPU; it knows Hopper's and Blackwell's only."""
 
-    def __init__(self, hardware: Hardware) -> None:
-        """Model `hardware`: what its processors multiply in a microsecond decides, relative to an H100's."""
+    def __init__(self, hardware: Hardware, kernels: Mapping[str, Kernels] | None = None) -> None:
+        """Model `hardware`: what its processors multiply in a microsecond decides, relative to the GPU that was measured.
+
+        `kernels`: by backend, others than those that are known of it.
+        """
         self._hardware = hardware
-        fitted = load_hardware(_FITTED_ON)
-        self._known = hardware.vendor == "NVIDIA" and hardware.compute_capability[0] == _HOPPER
-        self._suffix = hardware.fitted_elsewhere(_FITTED_ON)
-        self._slower = _processor(fitted) / _processor(hardware) / sustained(hardware)
+        known = {backend: kernels_of(hardware, backend) for backend in BACKENDS} if kernels is None else kernels
+        self._kernels = {backend: found for backend, found in known.items() if found is not None}
 
     def estimate(self, signatures: Sequence[Signature]) -> list[Estimate | None]:
-        """Prices of cuDNN's attentions in 16 bits."""
-        return [self._estimate(signature) for signature in signatures]
+        """Prices of attentions in 16 bits."""
+        return [self._estimate(signature) if self._kernels else None for signature in signatures]
 
     def _estimate(self, signature: Signature) -> Estimate | None:
-        if not self._known or family(signature.name) not in ("attention_forward", "attention_backward"):
+        if family(signature.name) not in ("attention_forward", "attention_backward"):
             return None
         shape = attention_shape(signature)
-        if shape is None or shape.backend != "cudnn" or shape.dtype not in ("float16", "bfloat16") or not shape.flops:
+        if shape is None or shape.dtype not in ("float16", "bfloat16") or not shape.flops:
             return None
-        return Estimate(self._us(shape, _has_bias(signature)) * 1e-3, f"tiles:attention{self._suffix}", _REL_STD)
+        kernels = self._kernels.get(shape.backend)
+        if kernels is None:
+            return None
+        times = kernels.backward if shape.backward else kernels.forward
+        us = self._us(shape, times, _slower(self._hardware, kernels.measured_on), biased=_has_bias(signature))
+        suffix = self._hardware.fitted_elsewhere(kernels.measured_on)
+        return Estimate(us * 1e-3, f"tiles:attention{suffix}", _REL_STD)
 
-    def _us(self, shape: AttentionShape, biased: bool) -> float:
-        times = _BACKWARD if shape.backward else _FORWARD
-        size = next(size for widest, size in _SIZES if shape.head_size <= widest)
-        tile = times.fixed + times.growing * size
+    def _us(self, shape: AttentionShape, times: Times, slower: float, *, biased: bool) -> float:
+        tile = times.tile(shape.head_size)
         tile *= (times.dropout if shape.dropout > 0 else 1.0) * (times.bias if biased else 1.0)
         all_tiles, longest = _tiles(shape, times.diagonal)
-        heads = shape.batch * shape.heads / self._hardware.sm_count
-        split = shape.key_length if shape.backward else shape.query_length
-        dealt = heads * (math.ceil(split / _TILE) * times.block + all_tiles * tile)
-        us = times.start + self._slower * max(dealt, times.block + longest * tile)
-        if shape.backward:
+        heads, blocks = shape.batch * shape.heads, _blocks(shape)
+        one = times.block + longest * tile
+        if times.in_pairs and not shape.causal:
+            dealt = math.ceil(heads * math.ceil(blocks / 2) / self._hardware.sm_count) * 2 * one
+        else:
+            dealt = heads / self._hardware.sm_count * (blocks * times.block + all_tiles * tile)
+        us = times.start + slower * max(dealt, one)
+        if shape.backward and shape.backend != "flex":
             us += accumulated_bytes(shape) / (self._hardware.mem_bandwidth_gbps * 1e3 * STREAMED)
         return us
+
+
+def _slower(hardware: Hardware, measured_on: str) -> float:
+    """How much more time a processor takes than one of the GPU that was measured."""
+    return _processor(load_hardware(measured_on)) / _processor(hardware) / sustained(hardware)
 
 
 def _processor(hardware: Hardware) -> float:
     return hardware.peak_flops(hardware.half) / hardware.sm_count
 
 
-def _tiles(shape: AttentionShape, diagonal: float) -> tuple[float, int]:
+def _blocks(shape: AttentionShape) -> int:
+    """Blocks of one head."""
+    return math.ceil((shape.key_length if shape.backward else shape.query_length) / _TILE)
+
+
+def _tiles(shape: AttentionShape, diagonal: float) -> tuple[float, float]:
     """Tiles of one head, and those of the block with the most."""
     queries, keys = math.ceil(shape.query_length / _TILE), math.ceil(shape.key_length / _TILE)
-    if not shape.causal:
-        return queries * keys, queries if shape.backward else keys
-    counts = [min(keys, i + 1) for i in range(queries)]
-    return sum(counts) - queries * (1 - diagonal), max(counts)
+    blocks = _blocks(shape)
+    if shape.causal:
+        counts = [min(keys, i + 1) for i in range(queries)]
+        tiles, longest = float(sum(counts)), max(counts)
+    else:
+        tiles, longest = float(queries * keys), queries if shape.backward else keys
+    if shape.backend == "flex":  # its share is one of tiles
+        tiles *= shape.share
+    elif shape.share < 1:
+        pairs = shape.share * shape.query_length * shape.key_length * (0.5 if shape.causal else 1.0)
+        tiles = min(tiles, pairs / _TILE**2 + blocks)
+    if shape.share < 1:
+        longest = min(longest, math.ceil(tiles / blocks))
+    masked = shape.causal and tiles < queries * keys
+    return tiles - (queries * (1 - diagonal) if masked else 0.0), longest
 
 
 def _has_bias(signature: Signature) -> bool:

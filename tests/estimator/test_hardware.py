@@ -25,7 +25,8 @@ def test_the_promised_gpus_are_there() -> None:
     wanted = """a100-sxm-40gb a100-pcie-40gb a100-sxm-80gb a100-sxm-80gb-330w a100-pcie-80gb h100-sxm-80gb h100-pcie-80gb
     h100-nvl-94gb h100-sxm-96gb-meta h200-sxm-141gb h20-96gb b200-sxm-180gb l40s a40 a10g rtx-a6000 rtx-6000-ada
     rtx-3090 rtx-4090 rtx-5090 mi300x v100-sxm2-16gb v100-sxm2-32gb v100-pcie-16gb v100-pcie-32gb t4 l4 rtx-pro-6000
-    h800-sxm-80gb a800-sxm-80gb gh200-96gb gb200-186gb mi325x rtx-2080-ti rtx-3060-12gb rtx-3080-10gb rtx-a5000"""
+    h800-sxm-80gb a800-sxm-80gb gh200-96gb gb200-186gb b300-sxm-288gb
+    gb300-288gb mi325x rtx-2080-ti rtx-3060-12gb rtx-3080-10gb rtx-a5000"""
     assert set(wanted.split()) <= set(known_hardware())
 
 

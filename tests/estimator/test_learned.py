@@ -245,20 +245,6 @@ def test_kernels_differ_where_they_do_on_the_gpu(meta: Meta) -> None:
     assert dropped == pytest.approx(1.3 * flash)
 
 
-def test_cudnn_is_closer_to_its_forward_on_blackwell(meta: Meta) -> None:
-    """By the same trees 87.3 % of Hopper's time forward, and 94.1 % backward but for the sums of the queries' gradient."""
-    passes = [_attention(meta, "cudnn", 8192, backward=b) for b in (False, True)]
-    hopper, blackwell = (
-        [a.ms for a in LearnedAttention(replace(H100, compute_capability=c)).estimate(passes) if a is not None]
-        for c in ((9, 0), (10, 0))
-    )
-    sums = float(
-        accumulation_ms(np.array([[2.0, 16.0, 16.0, 8192.0, 8192.0, 128.0, 1.0]]), Rates.of(H100, "bfloat16"))[0]
-    )
-    assert blackwell[0] == pytest.approx(0.873 * hopper[0])
-    assert blackwell[1] - sums == pytest.approx(0.941 * (hopper[1] - sums))
-
-
 @pytest.mark.parametrize("gpu", LEARNED)
 def test_a_batch_of_attentions_equals_each_alone(gpu: str, meta: Meta) -> None:
     """Kernels, head sizes, masks and passes that are priced by different trees keep their places in the batch."""

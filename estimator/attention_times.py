@@ -1,0 +1,115 @@
+"""How long blocks and tiles of attention kernels take, for `tiled_attention`.
+
+cuDNN on Hopper: fitted to the even steps on an H100 (`benchmarks/step_kinds`, 10 kinds each way) and to NVIDIA's table of an H200
+up to 8,192 keys; held out: the odd steps and the longer half of the table. Heads of 256: cuDNN's forwards in the paper of
+FlashAttention-3, whose own kernels check it (`benchmarks/flash_attention.py`).
+
+cuDNN on Blackwell: fitted to NVIDIA's table of a GB200 (Llama 3.1, Kimi K2.6, gpt-oss, Qwen3.5) up to 16,384 positions; held out:
+its other models, its longer sequences, and two tables of B200s (`benchmarks/cudnn_attention.py`, `benchmarks/flash_attention.py`).
+Blackwell Ultra (compute capability 10.3) has twice the exponentials: its tiles are as much faster as Llama's and Kimi's are in the
+same table. Dropout and bias were not measured on Blackwell, nor backwards with heads of 256: they are as on Hopper.
+
+FlashAttention-2 from 512 keys on (`block_attention` has fewer): fitted to what the paper of FlashAttention-3 says of it on an
+H100 (no mask), to a page of FlashAttention's (pull request 2688: forwards, heads of 64) and, for the diagonal, to two causal
+forwards (pull request 2443 of pytorch/benchmark); held out: the other forwards of that, the page's backwards, and backwards on a
+B200, whose processors take as long as Hopper's; its forwards take a little longer (both `benchmarks/flash_attention.py`). Heads of
+192 and backwards with heads above 128 go on as the narrower ones begin; the diagonal of backwards is as cuDNN's.
+
+Flexible attention, which is a Triton kernel: fitted to PyTorch's own table of an H100 (pytorch/pytorch, pull request 135505, the
+backwards from 1,024 positions on: shorter ones waited for the host); held out: pull request 2443 of pytorch/benchmark
+(`benchmarks/flex_attention.py`). Blackwell's tiles: two forwards of pull request 188644. Heads that are no power of two are
+padded; those wider than 128 go on as 64 and 128 begin, which was not measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from autosac.estimator.hardware import Hardware
+
+
+class Times(NamedTuple):
+    """Microseconds of one direction on one processor, and the factors of dropout, bias and diagonal tiles.
+
+    `tiles`: of one tile with heads of up to 64, 128, 192 and more. `in_pairs`: without a mask a processor takes two blocks at a
+    time, and the last round of them as long as any.
+    """
+
+    start: float
+    block: float
+    tiles: tuple[float, float, float, float]
+    dropout: float
+    bias: float
+    diagonal: float
+    in_pairs: bool = False
+
+    def tile(self, head_size: int) -> float:
+        """Microseconds of a tile."""
+        return self.tiles[bisect_left(_WIDEST, head_size)]
+
+
+_WIDEST = (64, 128, 192)
+
+
+class Kernels(NamedTuple):
+    """Kernels on one generation of GPUs: the profile that they were measured on, forward and backward."""
+
+    measured_on: str
+    forward: Times
+    backward: Times
+
+
+_CUDNN_HOPPER = Kernels(
+    "h100-sxm-80gb",
+    Times(6.2, 2.73, (1.084, 1.593, 2.611, 3.731), dropout=2.73, bias=3.15, diagonal=0.92),
+    Times(23.6, 2.90, (3.098, 4.747, 8.045, 11.67), dropout=1.19, bias=3.23, diagonal=1.26),
+)
+_CUDNN_BLACKWELL = Kernels(
+    "gb200-186gb",
+    Times(8.5, 2.29, (0.394, 0.668, 0.860, 1.303), dropout=2.73, bias=3.15, diagonal=2.46, in_pairs=True),
+    Times(22.6, 2.93, (1.340, 2.126, 3.241, 5.190), dropout=1.19, bias=3.23, diagonal=0.98),
+)
+_CUDNN_ULTRA = (0.83, 0.90)  # Blackwell Ultra's tiles, forward and backward, relative to Blackwell's
+_FLASH_HOPPER = Kernels(
+    "h100-sxm-80gb",
+    Times(7.0, 2.11, (1.667, 2.925, 5.3, 7.6), dropout=1.3, bias=1.0, diagonal=1.75),
+    Times(20.0, 4.14, (4.632, 8.556, 12.5, 16.4), dropout=1.2, bias=1.0, diagonal=1.26),
+)
+_FLASH_BLACKWELL = (1.09, 1.0)  # a processor's tiles relative to Hopper's, forward and backward
+_FLEX_HOPPER = Kernels(
+    "h100-sxm-80gb",
+    Times(9.2, 3.66, (1.257, 2.801, 4.345, 5.889), dropout=1.0, bias=1.0, diagonal=2.51),
+    Times(20.0, 18.5, (4.358, 8.419, 12.48, 16.54), dropout=1.0, bias=1.0, diagonal=2.86),
+)
+_FLEX_BLACKWELL = 0.943  # a processor's tiles relative to Hopper's
+
+
+def kernels_of(hardware: Hardware, backend: str) -> Kernels | None:
+    """What is known of the kernels of "cudnn", "flash" (FlashAttention-2) or "flex" on a GPU."""
+    generation, revision = hardware.compute_capability
+    if hardware.vendor != "NVIDIA" or generation not in (9, 10):
+        return None
+    hopper, blackwell = _KNOWN[backend]
+    if generation == 9:
+        return hopper
+    return _faster(blackwell, *_CUDNN_ULTRA) if backend == "cudnn" and revision >= 3 else blackwell
+
+
+def _faster(kernels: Kernels, forward: float, backward: float) -> Kernels:
+    """With tiles that take these shares of the time."""
+
+    def scaled(times: Times, share: float) -> Times:
+        first, second, third, fourth = (share * us for us in times.tiles)
+        return times._replace(tiles=(first, second, third, fourth))
+
+    return kernels._replace(forward=scaled(kernels.forward, forward), backward=scaled(kernels.backward, backward))
+
+
+_B200 = "b200-sxm-180gb"
+_KNOWN = {
+    "cudnn": (_CUDNN_HOPPER, _CUDNN_BLACKWELL),
+    "flash": (_FLASH_HOPPER, _faster(_FLASH_HOPPER, *_FLASH_BLACKWELL)._replace(measured_on=_B200)),
+    "flex": (_FLEX_HOPPER, _faster(_FLEX_HOPPER, _FLEX_BLACKWELL, _FLEX_BLACKWELL)._replace(measured_on=_B200)),
+}
+BACKENDS = tuple(_KNOWN)
