@@ -8,7 +8,7 @@
 - B200, 32,768 tokens, 2,048 columns, bf16: Dao-AILab/flash-attention, pull requests 2605 (forward, the faster machine) and
   2280 (8,192 positions, forward and backward).
 
-Those marked with a star were used in a fit (`estimator/attention_times.py`), B200's forwards of FlashAttention-2 for one number.
+Those marked with a star were used in a fit (`estimator/attention_times.py`): FlashAttention-2's on a B200 for one number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _paper(kernel: str, head_size: int, backward: bool, *measured: float, fitted
 
 
 def _blackwell(kernel: str, head_size: int, causal: bool, backward: bool, measured: dict[int, float]) -> Series:
-    return Series("b200-sxm-180gb", kernel, head_size, causal, backward, measured, tokens=32768)
+    return Series("b200-sxm-180gb", kernel, head_size, causal, backward, measured, tokens=32768, fitted=kernel == "FA4")
 
 
 def _issue(backward: bool, *measured: float) -> Series:
@@ -72,11 +72,11 @@ _SERIES = (
     _paper("cuDNN", 128, False, 497, 574, 617, 609, 600, 595),
     _paper("FA3", 128, False, 467, 565, 625, 638, 646, 648),
     _paper("FA2", 256, False, 208, 251, 278, 293, 297, 298, fitted=True),
-    _paper("cuDNN", 256, False, 308, 391, 450, 483, 497, 509, fitted=True),
-    _paper("FA3", 256, False, 286, 427, 537, 612, 628, 642),
+    _paper("cuDNN", 256, False, 308, 391, 450, 483, 497, 509),
+    _paper("FA3", 256, False, 286, 427, 537, 612, 628, 642, fitted=True),
     _paper("FA2", 64, True, 198, 238, 264, 279, 287, 291, fitted=True),
     _paper("cuDNN", 64, True, 266, 348, 395, 417, 432, 433),
-    _paper("FA3", 64, True, 272, 363, 422, 453, 472, 474),
+    _paper("FA3", 64, True, 272, 363, 422, 453, 472, 474, fitted=True),
     _paper("FA2", 128, True, 214, 260, 291, 310, 318, 322, fitted=True),
     _paper("cuDNN", 128, True, 305, 408, 465, 499, 518, 516),
     _paper("FA3", 128, True, 316, 424, 501, 542, 559, 561),

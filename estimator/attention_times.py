@@ -1,13 +1,17 @@
 """How long blocks and tiles of attention kernels take, for `tiled_attention`.
 
-cuDNN on Hopper: fitted to the even steps on an H100 (`benchmarks/step_kinds`, 10 kinds each way) and to NVIDIA's table of an H200
-up to 8,192 keys; held out: the odd steps and the longer half of the table. Heads of 256: cuDNN's forwards in the paper of
-FlashAttention-3, whose own kernels check it (`benchmarks/flash_attention.py`).
+cuDNN on Hopper: fitted to the even steps on an H100 (`benchmarks/step_kinds`, 10 kinds each way, heads of 256 among them) and to
+NVIDIA's table of an H200 up to 8,192 keys; held out: the odd steps and the longer half of the table. The paper of FlashAttention-3
+has older kernels of cuDNN's, which took 1.4 times as long with heads of 256.
 
 cuDNN on Blackwell: fitted to NVIDIA's table of a GB200 (Llama 3.1, Kimi K2.6, gpt-oss, Qwen3.5) up to 16,384 positions; held out:
 its other models, its longer sequences, and two tables of B200s (`benchmarks/cudnn_attention.py`, `benchmarks/flash_attention.py`).
 Blackwell Ultra (compute capability 10.3) has twice the exponentials: its tiles are as much faster as Llama's and Kimi's are in the
 same table. Dropout and bias were not measured on Blackwell, nor backwards with heads of 256: they are as on Hopper.
+
+FlashAttention-3 on Hopper and 4 on Blackwell: as cuDNN's, but for tiles that their authors' pages show to be others: heads of 256
+forward and of 64 backward (paper of FlashAttention-3), heads of 64 and 128 on a B200 (pull requests 2605 and 2280 of
+Dao-AILab/flash-attention). Held out: FlashAttention-3 with heads of 128 (paper, and pull request 1254 of meta-pytorch/tritonbench).
 
 FlashAttention-2 from 512 keys on (`block_attention` has fewer): fitted to what the paper of FlashAttention-3 says of it on an
 H100 (no mask), to a page of FlashAttention's (pull request 2688: forwards, heads of 64) and, for the diagonal, to two causal
@@ -62,8 +66,8 @@ class Kernels(NamedTuple):
 
 _CUDNN_HOPPER = Kernels(
     "h100-sxm-80gb",
-    Times(6.2, 2.73, (1.084, 1.593, 2.611, 3.731), dropout=2.73, bias=3.15, diagonal=0.92),
-    Times(23.6, 2.90, (3.098, 4.747, 8.045, 11.67), dropout=1.19, bias=3.23, diagonal=1.26),
+    Times(6.2, 2.73, (1.084, 1.593, 2.611, 2.611), dropout=2.73, bias=3.15, diagonal=0.92),
+    Times(23.6, 2.90, (3.098, 4.747, 8.045, 8.045), dropout=1.19, bias=3.23, diagonal=1.26),
 )
 _CUDNN_BLACKWELL = Kernels(
     "gb200-186gb",
@@ -71,6 +75,15 @@ _CUDNN_BLACKWELL = Kernels(
     Times(22.6, 2.93, (1.340, 2.126, 3.241, 5.190), dropout=1.19, bias=3.23, diagonal=0.98),
 )
 _CUDNN_ULTRA = (0.83, 0.90)  # Blackwell Ultra's tiles, forward and backward, relative to Blackwell's
+_NEWER_HOPPER = _CUDNN_HOPPER._replace(
+    forward=_CUDNN_HOPPER.forward._replace(tiles=(1.084, 1.593, 2.611, 3.731)),
+    backward=_CUDNN_HOPPER.backward._replace(tiles=(2.84, 4.747, 8.045, 11.67)),
+)
+_NEWER_BLACKWELL = Kernels(
+    "b200-sxm-180gb",
+    _CUDNN_BLACKWELL.forward._replace(tiles=(0.46, 0.685, 0.950, 1.440)),
+    _CUDNN_BLACKWELL.backward._replace(tiles=(1.490, 2.210, 3.600, 5.770)),
+)
 _FLASH_HOPPER = Kernels(
     "h100-sxm-80gb",
     Times(7.0, 2.11, (1.667, 2.925, 5.3, 7.6), dropout=1.3, bias=1.0, diagonal=1.75),
@@ -86,7 +99,7 @@ _FLEX_BLACKWELL = 0.943  # a processor's tiles relative to Hopper's
 
 
 def kernels_of(hardware: Hardware, backend: str) -> Kernels | None:
-    """What is known of the kernels of "cudnn", "flash" (FlashAttention-2) or "flex" on a GPU."""
+    """What is known of the kernels of "cudnn", "newer" (FlashAttention-3 and 4), "flash" (2) or "flex" on a GPU."""
     generation, revision = hardware.compute_capability
     if hardware.vendor != "NVIDIA" or generation not in (9, 10):
         return None
@@ -109,6 +122,7 @@ def _faster(kernels: Kernels, forward: float, backward: float) -> Kernels:
 _B200 = "b200-sxm-180gb"
 _KNOWN = {
     "cudnn": (_CUDNN_HOPPER, _CUDNN_BLACKWELL),
+    "newer": (_NEWER_HOPPER, _NEWER_BLACKWELL),
     "flash": (_FLASH_HOPPER, _faster(_FLASH_HOPPER, *_FLASH_BLACKWELL)._replace(measured_on=_B200)),
     "flex": (_FLEX_HOPPER, _faster(_FLEX_HOPPER, _FLEX_BLACKWELL, _FLEX_BLACKWELL)._replace(measured_on=_B200)),
 }

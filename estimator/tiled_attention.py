@@ -1,4 +1,4 @@
-"""cuDNN's, FlashAttention-2's and flexible attention on Hopper and Blackwell: tiles of 128 queries and 128 keys, dealt to the processors.
+"""cuDNN's, FlashAttention's and flexible attention on Hopper and Blackwell: tiles of 128 queries and 128 keys, dealt to the processors.
 
 A block takes 128 queries (forward) or keys (backward) of one head and goes through the tiles of the other side. It starts,
 loads and writes in `block` microseconds; a tile's time depends on the head's size:
@@ -21,7 +21,7 @@ from autosac.estimator.attention_times import BACKENDS, Kernels, Times, kernels_
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.learned import sustained
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import STREAMED, AttentionShape, attention_shape, base_name, family
+from autosac.estimator.work import STREAMED, argument, AttentionShape, attention_shape, base_name, family
 from autosac.trace import Signature
 
 _TILE = 128
@@ -50,7 +50,8 @@ class TiledAttention:
         shape = attention_shape(signature)
         if shape is None or shape.dtype not in ("float16", "bfloat16") or not shape.flops:
             return None
-        kernels = self._kernels.get(shape.backend)
+        newer = argument(signature, "implementation") is not None
+        kernels = self._kernels.get("newer" if newer else shape.backend)
         if kernels is None:
             return None
         times = kernels.backward if shape.backward else kernels.forward
