@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.compiler import inductor
 from autosac.capture.compiler.inherited import FirstRun
+from autosac.capture.compiler.losses import Losses
 from autosac.capture.device import device as simulated
 from autosac.capture.device.device import key_of
 from autosac.integrations.apply import PlanMismatchWarning
@@ -247,10 +248,11 @@ def _generate(graph: Any, inputs: Any, options: dict[str, Any], style: _Style) -
     from torch._inductor import compile_fx
 
     def compile_inner(graph: Any, inputs: Any, **options: Any) -> Any:
+        losses = Losses(graph)  # before its operators are fused
         try:
             with _garbage_waits():
                 program = inductor.compile_graph(graph, inputs, simulated.stood_for, **options)
-            return _boxed(program, graph, style)
+            return _boxed(program, graph, style, losses)
         except SkipFrame:
             raise
         except Exception as e:
@@ -299,18 +301,20 @@ def _interpret(graph: Any, _: Any, *, style: _Style) -> Any:
     return _boxed(lambda args: torch.fx.Interpreter(fused).boxed_run(args), fused, style)
 
 
-def _boxed(program: Callable[[list[Any]], Any], graph: Any, style: _Style) -> Any:
+def _boxed(program: Callable[[list[Any]], Any], graph: Any, style: _Style, losses: Losses | None = None) -> Any:
     """A boxed callable; an operator of its own for dispatch modes, as Inductor makes it if it is asked to."""
     first_run = FirstRun()
 
     def run(args: list[Any]) -> Any:
         first_run()
-        if style.as_graph and all(
+        at_once = style.as_graph and all(
             x.device.type == simulated.device_type() for x in args if isinstance(x, torch.Tensor)
-        ):
-            with simulated.log.launched_at_once():
-                return program(args)
-        return program(args)
+        )
+        with simulated.log.launched_at_once() if at_once else contextlib.nullcontext():
+            results = program(args)
+        if losses is not None:
+            losses.tell(results)
+        return results
 
     run._boxed_call = True  # type: ignore[attr-defined]
     if not style.as_region:

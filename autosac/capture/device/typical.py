@@ -77,6 +77,11 @@ def estimated(func: Any, args: Any, kwargs: Any, out: Any) -> float | None:
     return value if value is not None and abs(value) < _LARGEST else None
 
 
+def has_rule(func: Any) -> bool:
+    """Whether what it returns may have a typical element."""
+    return _rule_of(func) is not None
+
+
 def give(func: Any, args: Any, out: Any, value: float) -> None:
     """An operator's first result has this typical element, if its values are not known."""
     first = _first(out)

@@ -51,10 +51,13 @@ def difference(args: Any, kwargs: Any, out: Any) -> float | None:
             return Deviation(0.0, _fallen())
         number = _moments(a)
         return None if number is None else deviations.from_target(*number).times(-1.0)
+    of_a, of_b = typical(a), typical(b)  # logits may have had the largest one subtracted: that is a deviation
+    if type(of_b) is LogOfSum and (is_open(a) or isinstance(of_a, Deviation)):  # as `log_softmax` does it
+        return -float(of_b) * left()
+    if type(of_a) is LogOfSum and isinstance(of_b, Deviation):
+        return float(of_a) * left()
     if not is_open(a):
         return _added(a, b, -factor)
-    if type(typical(b)) is LogOfSum:  # as `log_softmax` does it
-        return -float(typical(b) or 0.0) * left()
     number = _moments(b)
     return None if number is None or factor != 1 else deviations.from_target(*number).times(_fallen())
 
