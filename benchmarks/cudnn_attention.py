@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from autosac.estimator.attention_times import Times, kernels_of
+from autosac.estimator.attention_times import BlockTimes, kernels_of
 from autosac.estimator.hardware import load_hardware
 from autosac.estimator.tiled_attention import TiledAttention
 from autosac.trace import Scalar, Signature, TensorMeta
@@ -108,7 +108,7 @@ def print_errors(rows: Sequence[Row]) -> None:
         print(f"{name}: {statistics.mean(map(abs, errors_of(mine))):.1%} ({len(mine)} sizes)")
 
 
-def fit(rows: Sequence[Row], backward: bool) -> Times:
+def fit(rows: Sequence[Row], backward: bool) -> BlockTimes:
     """Start, block, diagonal and tiles again, by least squares of the errors' logarithms; the rest is kept."""
     mine = [row for row in rows if row.fitted and row.backward == backward]
     hardware = load_hardware("gb200-186gb")
@@ -117,7 +117,7 @@ def fit(rows: Sequence[Row], backward: bool) -> Times:
     known = kernels.backward if backward else kernels.forward
     count = 3 if backward else 4  # of head sizes
 
-    def times(values: Sequence[float]) -> Times:
+    def times(values: Sequence[float]) -> BlockTimes:
         start, block, diagonal, *tiles = (float(value) for value in values)
         first, second, third, fourth = (*tiles, *known.tiles[count:])
         return known._replace(start=start, block=block, diagonal=diagonal, tiles=(first, second, third, fourth))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from autosac.estimator.attention_times import Times, kernels_of
+from autosac.estimator.attention_times import BlockTimes, kernels_of
 from autosac.estimator.hardware import load_hardware
 from autosac.estimator.models import Estimate
 from autosac.estimator.pricing import default_models
@@ -114,7 +114,7 @@ def price(row: Row) -> Estimate:
     return next(found for found in prices if found is not None)
 
 
-def fit(backward: bool) -> Times:
+def fit(backward: bool) -> BlockTimes:
     """Start (of the forward only: backwards were not measured alone), block, diagonal and two tiles, by least squares."""
     mine = [row for row in ROWS if row.fitted and row.backward == backward]
     hardware = load_hardware("h100-sxm-80gb")
@@ -122,7 +122,7 @@ def fit(backward: bool) -> Times:
     assert kernels is not None
     known = kernels.backward if backward else kernels.forward
 
-    def times(values: Sequence[float]) -> Times:
+    def times(values: Sequence[float]) -> BlockTimes:
         block, diagonal, narrow, wide, *start = (float(value) for value in values)
         tiles = (narrow, wide, 2 * wide - narrow, 3 * wide - 2 * narrow)
         return known._replace(start=start[0] if start else known.start, block=block, diagonal=diagonal, tiles=tiles)

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from autosac.estimator.hardware import Hardware
 
 
-class Times(NamedTuple):
+class BlockTimes(NamedTuple):
     """Microseconds of one direction on one processor, and the factors of dropout, bias and diagonal tiles.
 
     `tiles`: of one tile with heads of up to 64, 128, 192 and more. `in_pairs`: without a mask a processor takes two blocks at a
@@ -58,50 +58,50 @@ class Times(NamedTuple):
 _WIDEST = (64, 128, 192)
 
 
-class Kernels(NamedTuple):
-    """Kernels on one generation of GPUs: the profile that they were measured on, forward and backward."""
+class AttentionKernels(NamedTuple):
+    """AttentionKernels on one generation of GPUs: the profile that they were measured on, forward and backward."""
 
     measured_on: str
-    forward: Times
-    backward: Times
+    forward: BlockTimes
+    backward: BlockTimes
 
 
-_CUDNN_HOPPER = Kernels(
+_CUDNN_HOPPER = AttentionKernels(
     "h100-sxm-80gb",
-    Times(6.2, 2.73, (1.084, 1.593, 2.611, 2.611), dropout=2.73, bias=3.15, diagonal=0.92),
-    Times(23.6, 2.90, (3.098, 4.747, 8.045, 8.045), dropout=1.19, bias=3.23, diagonal=1.26),
+    BlockTimes(6.2, 2.73, (1.084, 1.593, 2.611, 2.611), dropout=2.73, bias=3.15, diagonal=0.92),
+    BlockTimes(23.6, 2.90, (3.098, 4.747, 8.045, 8.045), dropout=1.19, bias=3.23, diagonal=1.26),
 )
-_CUDNN_BLACKWELL = Kernels(
+_CUDNN_BLACKWELL = AttentionKernels(
     "gb200-186gb",
-    Times(8.5, 2.29, (0.394, 0.668, 0.860, 1.303), dropout=2.73, bias=3.15, diagonal=2.46, in_pairs=True),
-    Times(22.6, 2.93, (1.340, 2.126, 3.241, 5.190), dropout=1.19, bias=3.23, diagonal=0.98),
+    BlockTimes(8.5, 2.29, (0.394, 0.668, 0.860, 1.303), dropout=2.73, bias=3.15, diagonal=2.46, in_pairs=True),
+    BlockTimes(22.6, 2.93, (1.340, 2.126, 3.241, 5.190), dropout=1.19, bias=3.23, diagonal=0.98),
 )
 _CUDNN_ULTRA = (0.83, 0.90)  # Blackwell Ultra's tiles, forward and backward, relative to Blackwell's
 _NEWER_HOPPER = _CUDNN_HOPPER._replace(
     forward=_CUDNN_HOPPER.forward._replace(tiles=(1.084, 1.593, 2.611, 3.731)),
     backward=_CUDNN_HOPPER.backward._replace(tiles=(2.84, 4.747, 8.045, 11.67)),
 )
-_NEWER_BLACKWELL = Kernels(
+_NEWER_BLACKWELL = AttentionKernels(
     "b200-sxm-180gb",
     _CUDNN_BLACKWELL.forward._replace(tiles=(0.46, 0.685, 0.950, 1.440)),
     _CUDNN_BLACKWELL.backward._replace(tiles=(1.490, 2.210, 3.600, 5.770)),
 )
-_FLASH_HOPPER = Kernels(
+_FLASH_HOPPER = AttentionKernels(
     "h100-sxm-80gb",
-    Times(7.0, 2.11, (1.667, 2.925, 5.3, 7.6), dropout=1.3, bias=1.0, diagonal=1.75),
-    Times(20.0, 4.14, (4.632, 8.556, 12.5, 16.4), dropout=1.2, bias=1.0, diagonal=1.26),
+    BlockTimes(7.0, 2.11, (1.667, 2.925, 5.3, 7.6), dropout=1.3, bias=1.0, diagonal=1.75),
+    BlockTimes(20.0, 4.14, (4.632, 8.556, 12.5, 16.4), dropout=1.2, bias=1.0, diagonal=1.26),
 )
 _FLASH_BLACKWELL = (1.09, 1.0)  # a processor's tiles relative to Hopper's, forward and backward
 _IN_STEPS = 1.07  # tiles of FlashAttention-2 in training steps, relative to bursts of it
-_FLEX_HOPPER = Kernels(
+_FLEX_HOPPER = AttentionKernels(
     "h100-sxm-80gb",
-    Times(9.2, 3.66, (1.257, 2.801, 4.345, 5.889), dropout=1.0, bias=1.0, diagonal=2.51),
-    Times(20.0, 18.5, (4.358, 8.419, 12.48, 16.54), dropout=1.0, bias=1.0, diagonal=2.86),
+    BlockTimes(9.2, 3.66, (1.257, 2.801, 4.345, 5.889), dropout=1.0, bias=1.0, diagonal=2.51),
+    BlockTimes(20.0, 18.5, (4.358, 8.419, 12.48, 16.54), dropout=1.0, bias=1.0, diagonal=2.86),
 )
 _FLEX_BLACKWELL = 0.943  # a processor's tiles relative to Hopper's
 
 
-def kernels_of(hardware: Hardware, backend: str) -> Kernels | None:
+def kernels_of(hardware: Hardware, backend: str) -> AttentionKernels | None:
     """What is known of the kernels of "cudnn", "newer" (FlashAttention-3 and 4), "flash" (2) or "flex" on a GPU."""
     generation, revision = hardware.compute_capability
     if hardware.vendor != "NVIDIA" or generation not in (9, 10):
@@ -112,10 +112,10 @@ def kernels_of(hardware: Hardware, backend: str) -> Kernels | None:
     return _faster(blackwell, *_CUDNN_ULTRA) if backend == "cudnn" and revision >= 3 else blackwell
 
 
-def _faster(kernels: Kernels, forward: float, backward: float) -> Kernels:
+def _faster(kernels: AttentionKernels, forward: float, backward: float) -> AttentionKernels:
     """With tiles that take these shares of the time."""
 
-    def scaled(times: Times, share: float) -> Times:
+    def scaled(times: BlockTimes, share: float) -> BlockTimes:
         first, second, third, fourth = (share * us for us in times.tiles)
         return times._replace(tiles=(first, second, third, fourth))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from autosac.estimator.attention import accumulated_bytes
-from autosac.estimator.attention_times import BACKENDS, Kernels, Times, kernels_of
+from autosac.estimator.attention_times import BACKENDS, AttentionKernels, BlockTimes, kernels_of
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.learned import sustained
 from autosac.estimator.models import Estimate
@@ -31,7 +31,7 @@ _REL_STD = 0.12
 class TiledAttention:
     """The model of one GPU; it knows Hopper's and Blackwell's only."""
 
-    def __init__(self, hardware: Hardware, kernels: Mapping[str, Kernels] | None = None) -> None:
+    def __init__(self, hardware: Hardware, kernels: Mapping[str, AttentionKernels] | None = None) -> None:
         """Model `hardware`: what its processors multiply in a microsecond decides, relative to the GPU that was measured.
 
         `kernels`: by backend, others than those that are known of it.
@@ -59,7 +59,7 @@ class TiledAttention:
         suffix = self._hardware.fitted_elsewhere(kernels.measured_on)
         return Estimate(us * 1e-3, f"tiles:attention{suffix}", _REL_STD)
 
-    def _us(self, shape: AttentionShape, times: Times, slower: float, *, biased: bool) -> float:
+    def _us(self, shape: AttentionShape, times: BlockTimes, slower: float, *, biased: bool) -> float:
         tile = times.tile(shape.head_size)
         tile *= (times.dropout if shape.dropout > 0 else 1.0) * (times.bias if biased else 1.0)
         all_tiles, longest = _tiles(shape, times.diagonal)
