@@ -62,13 +62,25 @@ def _leading_to(ends: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
     waiting = list(ends)
     while waiting:
         node = waiting.pop()
-        if node in found or node.op != "call_function" or not (node.target is _CAST or has_rule(node.target)):
+        if node in found or not _is_asked(node):
             continue
         found[node] = None
         waiting += node.all_input_nodes
         if len(found) > _MOST:
             return []
     return sorted(found)
+
+
+def _is_asked(node: torch.fx.Node) -> bool:
+    """Whether something may follow from it: an operator with a rule, of tensors whose sizes are known."""
+    known = node.op == "call_function" and (node.target is _CAST or has_rule(node.target))
+    return known and all(map(_has_known_sizes, [node, *node.all_input_nodes]))
+
+
+def _has_known_sizes(node: torch.fx.Node) -> bool:
+    values = node.meta.get("val")
+    tensors = values if isinstance(values, (tuple, list)) and values else [values]
+    return all(isinstance(x, torch.Tensor) and all(type(size) is int for size in x.shape) for x in tensors)
 
 
 def _call(node: torch.fx.Node) -> tuple[Any, Any, Any, Any]:
