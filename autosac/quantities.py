@@ -18,6 +18,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_NO_GIBIBYTES = 10**6  # who writes such a number without a unit means bytes
 _AMOUNT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]{1,4})?)\s*([A-Za-z]+|%)?\s*")
 
 
@@ -36,8 +37,9 @@ def parse_budget(budget: str | float, gpu_bytes: int) -> int:
     if unit is None and value <= 1:
         return _within(text, value * gpu_bytes, gpu_bytes)
     if unit is None:
+        likely = "GiB" if value < _NO_GIBIBYTES else "B"
         raise UsageError(
-            f"budget {text!r}: say the unit, for example {match[1]}GiB (or a fraction of the GPU such as 0.85)"
+            f"budget {text!r}: say the unit, for example {match[1]}{likely} (or a fraction of the GPU such as 0.85)"
         )
     if unit == "%":
         if value > 100:

@@ -43,6 +43,7 @@ from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target
 from autosac.trace import Trace, is_capture
 
 _DRAWS = 8
+_DEFAULT_BUDGET = "85%"
 # New objects before Python looks for garbage among them; among older ones it hardly ever looks.
 _COLLECTIONS = (1_000_000, 1_000, 1_000)
 
@@ -216,7 +217,7 @@ def _goals(arguments: argparse.Namespace, target: Target) -> tuple[Goal, list[in
     """What is asked for, and the budgets if there are several."""
     gpu_bytes = target.hardware.usable_bytes
     goal = Goal(
-        budget_bytes=parse_budget(arguments.budget, gpu_bytes),
+        budget_bytes=parse_budget(_DEFAULT_BUDGET if arguments.budget is None else arguments.budget, gpu_bytes),
         budget_kind=arguments.budget_kind,
         solver=arguments.solver,
         curve=arguments.curve,
@@ -249,6 +250,8 @@ def _several(arguments: argparse.Namespace) -> bool:
     if arguments.budgets is not None and arguments.pareto:
         raise UsageError("give --budgets or --pareto, not both")
     several = arguments.budgets is not None or bool(arguments.pareto)
+    if several and arguments.budget is not None:
+        raise UsageError(f"give --budget or {'--pareto' if arguments.pareto else '--budgets'}, not both")
     if (arguments.pareto_html or arguments.pareto_png) and not several:
         raise UsageError("a Pareto curve needs --budgets or --pareto")
     if several and arguments.maximize:

@@ -221,9 +221,7 @@ def _add_solvers(decision: argparse._ArgumentGroup) -> None:
 
 
 def _add_budget(budget: argparse._ArgumentGroup) -> None:
-    budget.add_argument(
-        "--budget", default="85%", help="memory that each GPU may use: 68GiB, 73GB or 85%% (default 85%%)"
-    )
+    budget.add_argument("--budget", help="memory that each GPU may use: 68GiB, 73GB or 85%% (default 85%%)")
     budget.add_argument(
         "--budgets", metavar="A,B,...", help="plan for several budgets, such as 40GiB,45GiB,50GiB (instead of --budget)"
     )

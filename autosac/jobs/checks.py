@@ -133,6 +133,14 @@ def _check_model(settings: _Settings) -> None:
     flavors = titan_source.flavors(name)
     if flavors is not None and flavor not in flavors:
         raise UsageError(f"unknown flavor {printable(flavor)!r} of {name}; it has: {', '.join(flavors)}")
+    chosen = settings.text("model.converters")
+    chosen = chosen.split(",") if isinstance(chosen, str) else chosen
+    for converter in chosen if isinstance(chosen, list) else ():
+        if titan_source.converters() and converter not in titan_source.converters():
+            raise UsageError(
+                f"model.converters: unknown converter {printable(str(converter))!r}; TorchTitan has: "
+                f"{', '.join(sorted(titan_source.converters()))}"
+            )
 
 
 def _own_settings(document: Mapping[str, Any], overrides: Sequence[str]) -> bool:

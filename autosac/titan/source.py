@@ -131,6 +131,21 @@ def flavors(name: str) -> tuple[str, ...] | None:
     return tuple(map(str, keys)) if all(isinstance(key, str) for key in keys) else None
 
 
+@lru_cache(maxsize=1)
+def converters() -> frozenset[str]:
+    """The model converters (float8 and others) that come with TorchTitan. Empty if its source does not say them."""
+    root = _torchtitan()
+    files = sorted((root / "components").rglob("*.py")) if root is not None else []
+    calls = [
+        node
+        for tree in map(_parsed, files)
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("register_model_converter")
+    ]
+    names = [_literal(call.args[1]) if len(call.args) == 2 else UNKNOWN for call in calls]
+    return frozenset(map(str, names)) if all(isinstance(name, str) for name in names) else frozenset()
+
+
 def has_pipelines(name: str) -> bool:
     """Whether a model that comes with TorchTitan can be cut into pipeline stages, as far as its source tells it."""
     root = _torchtitan()

@@ -19,6 +19,7 @@ from autosac.cli.parser import main
 # What else is right ends with an unknown GPU, or later with a confidence that is no probability.
 SOON, LATE = "plan job.toml --gpu unknown", "plan job.toml --gpu h100-sxm-80gb --confidence 2"
 PLAN = (
+    "--budget 30GiB",
     "--budgets 40GiB,50GiB",
     "--pareto 3",
     "--pareto-html p.html",

@@ -35,6 +35,13 @@ def test_what_is_no_budget(budget: str | float) -> None:
         parse_budget(budget, GPU)
 
 
+@pytest.mark.parametrize(("budget", "likely"), [("68", "68GiB"), ("8560574464", "8560574464B")])
+def test_the_likely_unit(budget: str, likely: str) -> None:
+    """A number without a unit is refused with the unit that was likely meant."""
+    with pytest.raises(UsageError, match=f"say the unit, for example {likely} "):
+        parse_budget(budget, GPU)
+
+
 def test_amounts() -> None:
     """Bytes with a unit or as a whole number, which is written with its unit; a share is no amount."""
     assert parse_bytes("8GiB") == parse_bytes(2**33) == 2**33

@@ -73,6 +73,11 @@ def test_a_solver_that_is_not_installed(autosac: Run, job_file: str, monkeypatch
     [
         (("--model.name", "llama9"), 2, "unknown model 'llama9'"),
         (("--model.flavor", "9B"), 2, "unknown flavor '9B' of llama3; it has: debugmodel"),
+        (
+            ("--model.converters", "float9"),
+            2,
+            "unknown converter 'float9'; TorchTitan has: quantize.grouped_mm.float8, ",
+        ),
         (("--training.no_such", "1"), 2, "argument --training.no_such: there is no such setting; [training] has "),
         (("--optimizer.name", "Magic"), 1, "Optimizer Magic"),
         (("--training.seq_len", "128", "more"), 2, "argument more: expected --section.setting, or a value behind one"),

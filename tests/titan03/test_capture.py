@@ -219,7 +219,7 @@ def test_wrong_jobs(capture: Capture, job: str, overrides: tuple[str, ...], mess
         pytest.param(
             ("--parallelism.spmd_backend", "spmd_types"),
             {"world_size": 2},
-            "add -- --parallelism.spmd_backend partial_dtensor",
+            "add -- --parallelism.spmd_backend partial_dtensor (or full_dtensor); a model of spmd_types alone needs",
             marks=pytest.mark.skipif(NEW_TORCH, reason="torch 2.14 can"),
         ),
         pytest.param(

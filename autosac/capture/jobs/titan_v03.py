@@ -170,7 +170,8 @@ def _built(config: Any) -> Any:
         if config.parallelism.spmd_backend == "spmd_types" and "DTensors on the full SPMD mesh" in str(e):
             raise CaptureError(
                 f"fully_shard of torch {torch.__version__} does not know TorchTitan's spmd_types: "
-                "add -- --parallelism.spmd_backend partial_dtensor (or full_dtensor)"
+                "add -- --parallelism.spmd_backend partial_dtensor (or full_dtensor); a model of spmd_types alone needs "
+                "torch 2.14 or newer on several GPUs"
             ) from e
         raise
 
