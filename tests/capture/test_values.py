@@ -63,7 +63,8 @@ def test_constants() -> None:
             "floats to bools": (lambda x: torch.zeros(3).bool(), [False] * 3),
             "floats to floats": (lambda x: torch.ones(2).double(), None),
             "written floats": (lambda x: torch.ones(2).add_(1).long(), None),
-            "inferred floats": (inferred, None),
+            "inferred floats": (inferred, [1, 1]),
+            "written inferred floats": (written_in_inference, None),
             "none too many": (lambda x: torch.zeros(MOST_KNOWN, dtype=BOOL)[:1], [False]),
             "too many": (lambda x: torch.zeros(MOST_KNOWN + 1, dtype=BOOL)[:1], None),
             "too many floats": (lambda x: torch.ones(MOST_KNOWN + 1).bool()[:1], None),
@@ -73,9 +74,17 @@ def test_constants() -> None:
 
 
 def inferred(x: torch.Tensor) -> torch.Tensor:
-    """Tensors of inference have no versions."""
+    """What is made in inference mode, where PyTorch counts no versions."""
     with torch.inference_mode():
         return torch.ones(2, device=x.device).long()
+
+
+def written_in_inference(x: torch.Tensor) -> torch.Tensor:
+    """A view of it is changed."""
+    with torch.inference_mode():
+        ones = torch.ones(2, device=x.device)
+        ones[:1].add_(1)
+        return ones.long()
 
 
 def test_what_is_computed() -> None:

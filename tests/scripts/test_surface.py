@@ -53,6 +53,19 @@ copied = pickle.loads(pickle.dumps({"x": large, "p": torch.nn.Parameter(large)})
 assert copied["x"].shape == large.shape and copied["x"].device == large.device and not copied["x"].requires_grad
 assert isinstance(copied["p"], torch.nn.Parameter) and copied["p"].requires_grad
 assert copy.copy(large).data_ptr() == large.data_ptr() == torch.from_dlpack(large).data_ptr()
+views = copy.deepcopy([large[:10], large.view(1024, 1024), large])
+assert len({v.untyped_storage().data_ptr() for v in views}) == 1 and views[0].data_ptr() != large.data_ptr()
+assert [v.shape for v in views] == [(10,), (1024, 1024), (2**20,)]
+del views
+trained = torch.nn.Linear(2**10, 2**10, bias=False).cuda()
+trained(torch.ones(2, 2**10, device="cuda")).sum().backward()
+before = torch.cuda.memory_allocated()
+best = copy.deepcopy(trained)
+assert best.weight.grad is None and torch.cuda.memory_allocated() - before == 2**22
+leaf = torch.ones(4, device="cuda", requires_grad=True)
+leaf.sum().backward()
+assert copy.deepcopy(leaf).requires_grad and copy.deepcopy(leaf).grad.shape == (4,)
+assert copy.deepcopy(torch.arange(9, device="cuda")[2:5]).tolist() == [2, 3, 4]
 assert large.share_memory_() is large and large.is_shared()
 
 old = cuda.FloatTensor(3, 4)

@@ -6,6 +6,7 @@ validation. As in aten/src/ATen/native/transformers (transformer.cpp, cuda/atten
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,29 @@ def _bag_backward(*args: Any) -> torch.Tensor:
         *first, rows, by_frequency, mode, *args[_SPARSE + 1 :]
     )
     return found
+
+
+@functools.cache
+def made_of_others(func: Any, device_type: str) -> Callable[..., Any] | None:
+    """What calls the operators that this one is made of on such a device; None if it is an operator by itself.
+
+    With gradients, or under `torch.no_grad`, C++ does that before a dispatch mode sees anything. In inference mode it leaves
+    out the level of autograd, and composite operators come whole.
+    """
+    kernel = torch._C.DispatchKey.CompositeImplicitAutograd
+    if func in COMPOSED or not _has_kernel(func, kernel):
+        return None
+    if device_type != "cpu":
+        key = key_of(device_type)
+        above, own = getattr(torch._C.DispatchKey, f"Autograd{key}"), getattr(torch._C.DispatchKey, key)
+        if not _has_kernel(func, above) and _has_kernel(func, own):
+            return None
+        kernel = above if _has_kernel(func, above) else kernel
+    return functools.partial(func._op_dk, kernel)
+
+
+def _has_kernel(func: Any, key: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def is_composed(func: Any, args: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.device.deviations import Deviation
-from autosac.capture.device.shadows import known_values, shadow, writes
+from autosac.capture.device.shadows import known_values, shadow, version, writes
 
 Rule: TypeAlias = "Callable[[Any, Any, Any], float | None]"
 """The typical element of what an operator returns, from its arguments and that."""
@@ -60,8 +60,8 @@ def typical(tensor: Any) -> float | None:
 
 def mark(tensor: Any) -> float | None:
     """The same; also a length."""
-    value, version = vars(tensor).get("_typical", (None, 0)) if isinstance(tensor, FakeTensor) else (None, 0)
-    return value if value is not None and tensor._version == version else None
+    value, seen = vars(tensor).get("_typical", (None, 0)) if isinstance(tensor, FakeTensor) else (None, 0)
+    return value if value is not None and version(tensor) == seen else None
 
 
 def printed(tensor: Any) -> float | None:
@@ -75,7 +75,7 @@ def printed(tensor: Any) -> float | None:
 def take(tensor: Any, value: float | None) -> None:
     """A tensor that nothing has computed has this typical element."""
     if value is not None and isinstance(tensor, FakeTensor):
-        vars(tensor)["_typical"] = value, tensor._version
+        vars(tensor)["_typical"] = value, version(tensor)
 
 
 def operand(x: Any) -> float | None:

@@ -22,10 +22,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     in_kernel_invocation_manager,
 )
+from torch.utils import _pytree as pytree
 
 from autosac.capture.device import exchanged, shadows, values
 from autosac.capture.device.cache import CachedCall, DispatchCache
-from autosac.capture.device.composed import COMPOSED, is_composed
+from autosac.capture.device.composed import COMPOSED, is_composed, made_of_others
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
 from autosac.capture.device.operators import per_operator
@@ -152,6 +153,11 @@ class SimulatedDeviceMode(FakeTensorMode):
         if not self._depth and (_is_composite(func) if composes else func in _MAY_COPY):
             with self:  # callers below autograd hand over undecomposed operators
                 return func.decompose(*args, **kwargs)
+        if not self._depth and _is_composite(func) and (kind_of_device := _outside_of_autograd(args, kwargs)):
+            whole = made_of_others(func, kind_of_device)
+            if whole is not None:
+                with self:
+                    return whole(*args, **kwargs)
         return self._fake(func, types, args, kwargs)
 
     def _stays_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -294,6 +300,14 @@ class SimulatedDeviceMode(FakeTensorMode):
 @per_operator
 def _is_c10d(func: Any) -> bool:
     return getattr(func, "namespace", "") == "c10d"
+
+
+def _outside_of_autograd(args: Any, kwargs: Any) -> str:
+    """Where an operator runs, if PyTorch leaves out autograd: in inference mode, and of tensors that were made in it."""
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
+    if not torch.is_inference_mode_enabled() and not all(x.is_inference() for x in tensors):
+        return ""
+    return next((x.fake_device.type for x in tensors if x.fake_device.type != "cpu"), "cpu")
 
 
 @per_operator

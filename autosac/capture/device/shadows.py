@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ Later: TypeAlias = Callable[[], "torch.Tensor | None"]
 
 
 _writes = [0]
+_written: dict[int, int] = {}  # writes to memory of inference tensors, by its address
 
 
 def note_write() -> None:
@@ -26,6 +27,21 @@ def note_write() -> None:
 def writes() -> int:
     """How often that has happened, to any of them."""
     return _writes[0]
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often the tensor has been changed; PyTorch does not count it for those that are made in inference mode."""
+    if tensor.is_inference():
+        return _written.get(tensor.untyped_storage()._cdata, 0)
+    return tensor._version
+
+
+def count_writes(tensors: Iterable[Any]) -> None:
+    """These of an operator's arguments are about to be changed."""
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor) and tensor.is_inference():
+            memory = tensor.untyped_storage()._cdata
+            _written[memory] = _written.get(memory, 0) + 1
 
 
 def shadow(tensor: Any) -> torch.Tensor | None:

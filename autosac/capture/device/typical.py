@@ -42,7 +42,7 @@ from autosac.capture.device.elements import (
     typical,
 )
 from autosac.capture.device.operators import mutates, per_operator
-from autosac.capture.device.shadows import shadow
+from autosac.capture.device.shadows import shadow, version
 from autosac.capture.device.untrained import (
     SUM,
     ctc,
@@ -85,13 +85,14 @@ def has_rule(func: Any) -> bool:
 def give(func: Any, args: Any, out: Any, value: float) -> None:
     """An operator's first result has this typical element, if its values are not known."""
     first = _first(out)
-    if not isinstance(first, FakeTensor) or first.is_inference():
+    if not isinstance(first, FakeTensor):
         return
     if not (first.dtype.is_floating_point or first.dtype is torch.bool or first.numel() > 1):
         return  # a single whole number, which may be read, is none of these
     if shadow(first) is None:  # what autograd does to the version comes later
         viewed = args[0] if getattr(func, "is_view", False) else first
-        vars(first)["_typical"] = value, viewed._version + (func.namespace == "aten" and mutates(func))
+        comes = not first.is_inference() and func.namespace == "aten" and mutates(func)
+        vars(first)["_typical"] = value, version(viewed) + comes
 
 
 def scale(tensor: FakeTensor, by: float) -> None:

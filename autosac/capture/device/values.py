@@ -26,7 +26,16 @@ from torch.utils import _pytree as pytree
 from autosac.capture.device import elements, loops, typical
 from autosac.capture.device.exchanged import collective_in_place, functional_collective, routing_in_use
 from autosac.capture.device.operators import is_custom, mutates, per_operator
-from autosac.capture.device.shadows import MOST_KNOWN, UNKNOWN_INTEGER, forget, note_write, overwrite, shadow
+from autosac.capture.device.shadows import (
+    MOST_KNOWN,
+    UNKNOWN_INTEGER,
+    count_writes,
+    forget,
+    note_write,
+    overwrite,
+    shadow,
+    version,
+)
 from autosac.capture.device.sources import calling_frame
 from autosac.capture.moe_load import Routing
 
@@ -146,6 +155,8 @@ def item(tensor: torch.Tensor) -> bool | int | float:
 def propagate(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Give the outputs of `func` their shadows, if they follow from those of its inputs."""
     like = typical.estimated(func, args, kwargs, out)
+    if mutates(func) and torch.is_inference_mode_enabled():
+        count_writes(_written_by(func, args, kwargs))
     rule = _rule_of(func)
     if rule is not None:
         rule(func, args, kwargs, out)
@@ -196,14 +207,14 @@ def _fill(constant: Callable[[Any, tuple[Any, ...]], torch.Tensor], args: Any, o
     most = 1 if out.dtype.is_floating_point else MOST_KNOWN
     if isinstance(out, FakeTensor) and out.numel() <= most:
         overwrite(out, constant(out, args))
-    elif isinstance(out, FakeTensor) and not out.is_inference():
-        vars(out)["_filled"] = constant(_SINGLE, args), out._version
+    elif isinstance(out, FakeTensor):
+        vars(out)["_filled"] = constant(_SINGLE, args), version(out)
 
 
 def _cast(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Floating-point numbers that are all the same, and that nobody has written to since, become integers: so masks begin."""
-    value, version = vars(args[0]).get("_filled", (None, 0))
-    if value is None or args[0]._version != version or out.numel() > MOST_KNOWN or out.dtype.is_floating_point:
+    value, seen = vars(args[0]).get("_filled", (None, 0))
+    if value is None or version(args[0]) != seen or out.numel() > MOST_KNOWN or out.dtype.is_floating_point:
         _compute(func, args, kwargs, out)
     else:
         vars(out)["_shadow"] = torch.full(out.shape, value.item(), dtype=out.dtype, device="cpu")
@@ -389,14 +400,20 @@ def _forget_mutated(func: Any, args: Any) -> None:
         forget(args[0])
 
 
-def _overwrite_unknown(func: Any, args: Any, kwargs: Any, _: Any) -> None:
-    """What a custom operator writes is unknown."""
+def _written_by(func: Any, args: Any, kwargs: Any) -> list[FakeTensor]:
+    """The simulated tensors that an operator changes."""
+    found = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written = args[position] if position < len(args) else kwargs.get(argument.name)
-            for leaf in pytree.tree_leaves(written):
-                if isinstance(leaf, FakeTensor):
-                    forget(leaf)
+            found += [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, FakeTensor)]
+    return found
+
+
+def _overwrite_unknown(func: Any, args: Any, kwargs: Any, _: Any) -> None:
+    """What a custom operator writes is unknown."""
+    for tensor in _written_by(func, args, kwargs):
+        forget(tensor)
 
 
 def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> Any:

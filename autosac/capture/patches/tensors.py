@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from autosac.capture.device.mode import SimulatedDeviceMode
 from autosac.capture.patches.registry import Patched, patch
 from autosac.integrations.recompute.constructors import prepare
+from autosac.integrations.recompute.memories import has_storage, whole_copy
 
 
 @patch(
@@ -101,28 +102,42 @@ def replaced_parameters(_: Patched) -> None:
 def deep_copies(_: Patched) -> None:
     """Copies of modules (`nn.Transformer` makes its layers so): a simulated tensor is copied by an operator, as a real one is.
 
-    Python would copy its mode as well, which cannot be copied.
+    Python would copy its mode as well, which cannot be copied. As in PyTorch, a parameter is copied by itself and without its
+    gradient, any other tensor with its gradient and with all of its memory, which the copies of other views of it share.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def deep_copy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    def deep_copy(self: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         if id(self) not in memo:
             if not self.is_leaf:
                 raise RuntimeError("only tensors that the user made can be copied deeply (leaves of the graph)")
             with torch.no_grad():
-                copied = self.detach().clone(memory_format=torch.preserve_format)
-            if isinstance(self, torch.nn.Parameter):
-                made: torch.Tensor = torch.nn.Parameter(copied, self.requires_grad)
-            else:
-                made = copied.requires_grad_(self.requires_grad)
-            if self.grad is not None:
-                made.grad = deep_copy(self.grad, memo)
+                if isinstance(self, torch.nn.Parameter):
+                    made: torch.Tensor = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+                else:
+                    made = _copy_with_memory(self.detach(), memo.setdefault("torch", {}))
+                    made.requires_grad_(self.requires_grad)
+                    if self.grad is not None:
+                        made.grad = deep_copy(self.grad, memo)
             memo[id(self)] = made
         found: torch.Tensor = memo[id(self)]
         return found
 
     fake: Any = FakeTensor
     fake.__deepcopy__ = deep_copy
+
+
+def _copy_with_memory(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The same look at a copy of the tensor's memory; `copies` has those that were made, by the address of the memory."""
+    if not has_storage(tensor) or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    memory = tensor.untyped_storage()._cdata
+    if memory not in copies:
+        copies[memory] = whole_copy(tensor)
+        if copies[memory].shape == tensor.shape:
+            return copies[memory]
+    flat = copies[memory].view(-1).view(tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).data
 
 
 @patch(
