@@ -1,28 +1,30 @@
 """How long blocks and tiles of attention kernels take, for `tiled_attention`.
 
-cuDNN on Hopper: fitted to the even steps on an H100 (`benchmarks/step_kinds`, 10 kinds each way, heads of 256 among them) and to
-NVIDIA's table of an H200 up to 8,192 keys; held out: the odd steps and the longer half of the table. The paper of FlashAttention-3
-has older kernels of cuDNN's, which took 1.4 times as long with heads of 256.
+cuDNN on Hopper: fitted to the even steps on an H100 (`benchmarks/step_kinds`, 10 kinds each way, heads of 256 among them)
+and to NVIDIA's table of an H200 up to 8,192 keys; held out: the odd steps and the longer half of the table. The paper of
+FlashAttention-3 has older kernels of cuDNN's, which took 1.4 times as long with heads of 256.
 
-cuDNN on Blackwell: fitted to NVIDIA's table of a GB200 (Llama 3.1, Kimi K2.6, gpt-oss, Qwen3.5) up to 16,384 positions; held out:
-its other models, its longer sequences, and two tables of B200s (`benchmarks/cudnn_attention.py`, `benchmarks/flash_attention.py`).
-Blackwell Ultra (compute capability 10.3) has twice the exponentials: its tiles are as much faster as Llama's and Kimi's are in the
-same table. Dropout and bias were not measured on Blackwell, nor backwards with heads of 256: they are as on Hopper.
+cuDNN on Blackwell: fitted to NVIDIA's table of a GB200 (Llama 3.1, Kimi K2.6, gpt-oss, Qwen3.5) up to 16,384 positions; held
+out: its other models, its longer sequences, and two tables of B200s (`benchmarks/cudnn_attention.py`,
+`benchmarks/flash_attention.py`). Blackwell Ultra (compute capability 10.3) has twice the exponentials: its tiles are as much
+faster as Llama's and Kimi's are in the same table. Dropout and bias were not measured on Blackwell, nor backwards with heads
+of 256: they are as on Hopper.
 
-FlashAttention-3 on Hopper and 4 on Blackwell: as cuDNN's, but for tiles that their authors' pages show to be others: heads of 256
-forward and of 64 backward (paper of FlashAttention-3), heads of 64 and 128 on a B200 (pull requests 2605 and 2280 of
-Dao-AILab/flash-attention). Held out: FlashAttention-3 with heads of 128 (paper, and pull request 1254 of meta-pytorch/tritonbench).
+FlashAttention-3 on Hopper and 4 on Blackwell: as cuDNN's, but for tiles that their authors' pages show to be others: heads
+of 256 forward and of 64 backward (paper of FlashAttention-3), heads of 64 and 128 on a B200 (pull requests 2605 and 2280 of
+Dao-AILab/flash-attention). Held out: FlashAttention-3 with heads of 128 (paper).
 
-FlashAttention-2 from 512 keys on (`block_attention` has fewer): fitted to what the paper of FlashAttention-3 says of it on an
-H100 (no mask), to a page of FlashAttention's (pull request 2688: forwards, heads of 64) and, for the diagonal, to two causal
-forwards (pull request 2443 of pytorch/benchmark); held out: the other forwards of that, the page's backwards, and backwards on a
-B200, whose processors take as long as Hopper's; its forwards take a little longer (both `benchmarks/flash_attention.py`). Heads of
-192 and backwards with heads above 128 go on as the narrower ones begin; the diagonal of backwards is as cuDNN's. All these are
-bursts of one kernel. In steps its tiles take 7 % longer: without that, the H100 study's causal steps in 16 bits were 2 % faster
-than its others, and TorchTitan's published ones, which were held out, 3 to 7 % too fast.
+FlashAttention-2 from 512 keys on (`block_attention` has fewer): fitted to what the paper of FlashAttention-3 says of it on
+an H100 (no mask), to a page of FlashAttention's (pull request 2688: forwards, heads of 64) and, for the diagonal, to two
+causal forwards (pull request 2443 of pytorch/benchmark); held out: the other forwards of that, the page's backwards, and
+backwards on a B200, whose processors take as long as Hopper's; its forwards take a little longer (both
+`benchmarks/flash_attention.py`). Heads of 192 and backwards with heads above 128 go on as the narrower ones begin; the
+diagonal of backwards is as cuDNN's. All these are bursts of one kernel. In steps its tiles take 7 % longer: without that,
+the H100 study's causal steps in 16 bits were 3.0 % too fast, its others 1.5 %, and TorchTitan's published ones, which were
+held out, 3 to 7 %.
 
-Flexible attention, which is a Triton kernel: fitted to PyTorch's own table of an H100 (pytorch/pytorch, pull request 135505, the
-backwards from 1,024 positions on: shorter ones waited for the host); held out: pull request 2443 of pytorch/benchmark
+Flexible attention, which is a Triton kernel: fitted to PyTorch's own table of an H100 (pytorch/pytorch, pull request 135505,
+the backwards from 1,024 positions on: shorter ones waited for the host); held out: pull request 2443 of pytorch/benchmark
 (`benchmarks/flex_attention.py`). Blackwell's tiles: two forwards of pull request 188644. Heads that are no power of two are
 padded; those wider than 128 go on as 64 and 128 begin, which was not measured.
 """
@@ -38,8 +40,8 @@ from autosac.estimator.hardware import Hardware
 class BlockTimes(NamedTuple):
     """Microseconds of one direction on one processor, and the factors of dropout, bias and diagonal tiles.
 
-    `tiles`: of one tile with heads of up to 64, 128, 192 and more. `in_pairs`: without a mask a processor takes two blocks at a
-    time, and the last round of them as long as any.
+    `tiles`: of one tile with heads of up to 64, 128, 192 and more. `in_pairs`: without a mask a processor takes two blocks at
+    a time, and the last round of them as long as any.
     """
 
     start: float

@@ -1,4 +1,5 @@
-"""cuDNN's, FlashAttention's and flexible attention on Hopper and Blackwell: tiles of 128 queries and 128 keys, dealt to the processors.
+"""cuDNN's, FlashAttention's and flexible attention on Hopper and Blackwell: tiles of 128 queries and 128 keys, dealt to the
+processors.
 
 A block takes 128 queries (forward) or keys (backward) of one head and goes through the tiles of the other side. It starts,
 loads and writes in `block` microseconds; a tile's time depends on the head's size:
@@ -6,22 +7,23 @@ loads and writes in `block` microseconds; a tile's time depends on the head's si
     tile  = (time for this head size) * dropout * bias
     t     = start + accumulation + max(all blocks and tiles / processors, one block with the most tiles)
 
-A causal mask leaves out the tiles above the diagonal; those on it cost `diagonal`. A window leaves out more: of every block's
-tiles those that lie at either end of the window are half empty. cuDNN's and FlashAttention-2's backwards add up the queries'
-gradient in float32 beside it (`attention.py`). From 32,768 positions on (Hopper: 16,384) kernels are up to 12 % slower than this, as GPUs that reach their
-power are. `attention_times` has the times, and says what they were fitted to.
+A causal mask leaves out the tiles above the diagonal; those on it cost `diagonal`. A window leaves out more: of every
+block's tiles those that lie at either end of the window are half empty. cuDNN's and FlashAttention-2's backwards add up the
+queries' gradient in float32 beside it (`attention.py`). From 32,768 positions on (Hopper: 16,384) kernels are up to 12 %
+slower than this, as GPUs that reach their power are. `attention_times` has the times, and says what they were fitted to.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+
 from autosac.estimator.attention import accumulated_bytes
 from autosac.estimator.attention_times import BACKENDS, AttentionKernels, BlockTimes, kernels_of
 from autosac.estimator.hardware import Hardware, load_hardware
 from autosac.estimator.learned import sustained
 from autosac.estimator.models import Estimate
-from autosac.estimator.work import STREAMED, argument, AttentionShape, attention_shape, base_name, family
+from autosac.estimator.work import STREAMED, AttentionShape, argument, attention_shape, base_name, family
 from autosac.trace import Signature
 
 _TILE = 128
