@@ -210,14 +210,16 @@ def _selected(args: Any, kwargs: Any, out: Any) -> float | None:
     """Of ``where``: what unknown masks select."""
     known = shadow(args[0])
     if known is None:
-        return operand(args[1])
+        return operand(args[2] if typical(args[0]) == 0 else args[1])
     part = mean_of(known) if known.numel() else 1.0
     found = [operand(x) if weight else 0.0 for x, weight in ((args[1], part), (args[2], 1 - part))]
     return None if found[0] is None or found[1] is None else part * found[0] + (1 - part) * found[1]
 
 
 def _equal(args: Any, kwargs: Any, out: Any) -> float:
-    """Two tensors of classes: one in so many. The mean of indices below C is (C - 1) / 2."""
+    """Two tensors of classes: one in so many. The mean of indices below C is (C - 1) / 2. Nothing is infinite."""
+    if isinstance(args[1], float) and math.isinf(args[1]):
+        return 0.0
     means = [typical(x) for x in args[:2] if isinstance(x, FakeTensor) and not x.dtype.is_floating_point]
     mean = next((mean for mean in means if mean is not None), None)
     return 0.5 if mean is None else 1 / (2 * mean + 1)
