@@ -125,6 +125,19 @@ def test_joint_optimum_and_bound(plans: Plans, joint: Joint, budget: int) -> Non
     assert found.bound_ms <= min(within, default=float("inf")) + 1e-3
 
 
+def test_no_unit_keeps_more_than_without_checkpointing() -> None:
+    """Three units keep 150 bytes without checkpointing and up to 180 with it. 100 bytes at the worst point are met by
+    discarding 120 of one, and no other unit adds memory at points that had none to spare.
+    """
+    local = local_problem((60, 1.0), (60, 1.0), (60, 1.0))
+    units = tuple(unit(f"u{u}", local, 150) for u in range(3))
+    rows = (((0, 1),), 100), (((1, 1),), 100), (((2, 1),), 140), (((2, -1), (1, -1)), 100), (((0, -1),), 100)
+    points = tuple(PeakPoint(f"p{p}", base, deltas) for p, (deltas, base) in enumerate(rows))
+    found = solve_joint(GlobalProblem(units=units, points=points), (local,) * 3, 100)
+    assert found.peak_bytes <= 100 and found.recompute_ms == 2
+    assert all(kept is None or kept < 150 for kept in found.kept_bytes)
+
+
 @FEW
 @given(joints(), st.integers(10, 60), st.data())
 def test_bound_of_what_the_step_pays(plans: Plans, joint: Joint, budget: int, data: st.DataObject) -> None:
