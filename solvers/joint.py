@@ -205,7 +205,9 @@ class JointModel(PeakModel):
         counts = [round(y.value()) for y in self.y]
         for units, choices in zip(choose(self.problem, self.classes, counts), self.choices, strict=True):
             chosen |= zip(units, choices.policies(len(units)), strict=True)
-        saving = {u: policy for u, policy in chosen.items() if self.problem.units[u].change_bytes(policy.kept_bytes) < 0}
+        saving = {
+            u: policy for u, policy in chosen.items() if self.problem.units[u].change_bytes(policy.kept_bytes) < 0
+        }
         return tuple(saving.get(u) for u in range(len(self.problem.units)))
 
     def kept_bytes(self) -> tuple[int | None, ...]:
