@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from scipy.optimize import least_squares
-
-from autosac.estimator.attention_times import BlockTimes, kernels_of
+from autosac.estimator.attention_times import BlockTimes
 from autosac.estimator.hardware import load_hardware
 from autosac.estimator.tiled_attention import TiledAttention
 from autosac.trace import Scalar, Signature, TensorMeta
+from benchmarks.attention_fit import fitted_times
 
 _RESULTS = "benchmark/sdpa_benchmark_training/results"
 _GPUS = {"NVIDIA GB200": "gb200-186gb", "NVIDIA GB300": "gb300-288gb"}
@@ -109,27 +106,17 @@ def print_errors(rows: Sequence[Row]) -> None:
 
 
 def fit(rows: Sequence[Row], backward: bool) -> BlockTimes:
-    """Start, block, diagonal and tiles again, by least squares of the errors' logarithms; the rest is kept."""
-    mine = [row for row in rows if row.fitted and row.backward == backward]
-    hardware = load_hardware("gb200-186gb")
-    kernels = kernels_of(hardware, "cudnn")
-    assert kernels is not None
-    known = kernels.backward if backward else kernels.forward
+    """Start, block, diagonal and tiles again; the rest is kept."""
+    measured = [(row.signature, row.measured_us) for row in rows if row.fitted and row.backward == backward]
     count = 3 if backward else 4  # of head sizes
 
-    def times(values: Sequence[float]) -> BlockTimes:
-        start, block, diagonal, *tiles = (float(value) for value in values)
+    def changed(known: BlockTimes, values: Sequence[float]) -> BlockTimes:
+        start, block, diagonal, *tiles = values
         first, second, third, fourth = (*tiles, *known.tiles[count:])
         return known._replace(start=start, block=block, diagonal=diagonal, tiles=(first, second, third, fourth))
 
-    def residuals(values: Sequence[float]) -> list[float]:
-        tried = kernels._replace(forward=times(values), backward=times(values))
-        estimates = TiledAttention(hardware, {"cudnn": tried}).estimate([row.signature for row in mine])
-        return [math.log(e.ms * 1e3 / row.measured_us) for e, row in zip(estimates, mine, strict=True) if e is not None]
-
     first = [5.0, 2.0, 1.0, *(0.5 * (i + 1) for i in range(count))]
-    found = least_squares(residuals, first, bounds=(np.zeros(len(first)), np.full(len(first), 60.0)))
-    return times([round(value, 3) for value in found.x])
+    return fitted_times("gb200-186gb", "cudnn", measured, backward, changed, first)
 
 
 def main() -> None:

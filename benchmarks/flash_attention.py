@@ -18,7 +18,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from autosac.estimator.hardware import load_hardware
-from autosac.estimator.models import Estimate
+from autosac.estimator.models import first_estimates
 from autosac.estimator.pricing import default_models
 from autosac.estimator.work import work_of
 from autosac.trace import Scalar, Signature, TensorMeta
@@ -122,12 +122,6 @@ def signature_of(series: Series, length: int) -> Signature:
     return Signature(name, inputs, inputs[: 3 if series.backward else 1], tuple(arguments))
 
 
-def price(gpu: str, signature: Signature) -> Estimate:
-    """By the first of the GPU's models that knows the call."""
-    prices = (model.estimate([signature])[0] for model in default_models(load_hardware(gpu)).operators)
-    return next(found for found in prices if found is not None)
-
-
 def main() -> None:
     """Print a line for each measurement, and the errors of each kernel."""
     errors: dict[tuple[str, str, str, int, str], list[float]] = defaultdict(list)
@@ -136,7 +130,7 @@ def main() -> None:
         for length, tera in series.measured.items():
             signature = signature_of(series, length)
             measured_ms = work_of(signature).flops / tera / 1e9
-            found = price(series.gpu, signature)
+            (found,) = first_estimates(default_models(load_hardware(series.gpu)).operators, [signature])
             error = found.ms / measured_ms - 1
             star = "*" if series.fitted else " "
             errors[star, series.gpu, series.kernel, series.head_size, direction].append(error)

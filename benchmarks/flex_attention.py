@@ -15,15 +15,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from scipy.optimize import least_squares
-
-from autosac.estimator.attention_times import BlockTimes, kernels_of
+from autosac.estimator.attention_times import BlockTimes
 from autosac.estimator.hardware import load_hardware
-from autosac.estimator.models import Estimate
+from autosac.estimator.models import first_estimates
 from autosac.estimator.pricing import default_models
-from autosac.estimator.tiled_attention import TiledAttention
 from autosac.trace import Scalar, Signature, TensorMeta
+from benchmarks.attention_fit import fitted_times
 
 _TILE = 128
 _FITTED = "pytorch 135505"
@@ -108,32 +105,17 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def price(row: Row) -> Estimate:
-    """By the first of the GPU's models that knows the call."""
-    prices = (model.estimate([row.signature])[0] for model in default_models(load_hardware(row.gpu)).operators)
-    return next(found for found in prices if found is not None)
-
-
 def fit(backward: bool) -> BlockTimes:
-    """Start (of the forward only: backwards were not measured alone), block, diagonal and two tiles, by least squares."""
-    mine = [row for row in ROWS if row.fitted and row.backward == backward]
-    hardware = load_hardware("h100-sxm-80gb")
-    kernels = kernels_of(hardware, "flex")
-    assert kernels is not None
-    known = kernels.backward if backward else kernels.forward
+    """Start (of the forward only: backwards were not measured alone), block, diagonal and two tiles."""
+    measured = [(row.signature, row.measured_us) for row in ROWS if row.fitted and row.backward == backward]
 
-    def times(values: Sequence[float]) -> BlockTimes:
-        block, diagonal, narrow, wide, *start = (float(value) for value in values)
+    def changed(known: BlockTimes, values: Sequence[float]) -> BlockTimes:
+        block, diagonal, narrow, wide, *start = values
         tiles = (narrow, wide, 2 * wide - narrow, 3 * wide - 2 * narrow)
         return known._replace(start=start[0] if start else known.start, block=block, diagonal=diagonal, tiles=tiles)
 
-    def residuals(values: Sequence[float]) -> list[float]:
-        tried = kernels._replace(forward=times(values), backward=times(values))
-        estimates = TiledAttention(hardware, {"flex": tried}).estimate([row.signature for row in mine])
-        return [math.log(e.ms * 1e3 / row.measured_us) for e, row in zip(estimates, mine, strict=True) if e is not None]
-
     first = [4.0, 1.5, 2.0, 4.0, *([] if backward else [8.0])]
-    return times(least_squares(residuals, first, bounds=(np.zeros(len(first)), np.full(len(first), 60.0))).x)
+    return fitted_times("h100-sxm-80gb", "flex", measured, backward, changed, first)
 
 
 def main() -> None:
@@ -145,7 +127,8 @@ def main() -> None:
         print("backward", fit(backward=True))
     errors: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row in ROWS:
-        us = price(row).ms * 1e3
+        (estimate,) = first_estimates(default_models(load_hardware(row.gpu)).operators, [row.signature])
+        us = estimate.ms * 1e3
         star, direction = "*" if row.fitted else " ", "backward" if row.backward else "forward"
         error = us / row.measured_us - 1
         errors[star, row.source, direction].append(error)

@@ -2,7 +2,8 @@
 
 The trees know the forward of the kernels that serving libraries run: FlashAttention-2 on an A100 (head size 128,
 causal) and an L40S (also 64 to 80, and without a mask), FlashAttention-3 on Hopper, TensorRT-LLM's and FlashAttention-4
-on Blackwell. What PyTorch runs is derived from them:
+on Blackwell. What PyTorch runs is derived from them, where `tiled_attention` does not know it (it knows cuDNN's,
+FlashAttention's and flexible attention on Hopper and Blackwell):
 
     cudnn      this GPU's own trees, which are of kernels as fast as cuDNN's; the measured offset of cuDNN from them
     flash      FlashAttention-2. Before Hopper this GPU's own trees. From Hopper on its instructions reach only a share of

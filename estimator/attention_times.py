@@ -61,7 +61,7 @@ _WIDEST = (64, 128, 192)
 
 
 class AttentionKernels(NamedTuple):
-    """AttentionKernels on one generation of GPUs: the profile that they were measured on, forward and backward."""
+    """Attention's kernels on one generation of GPUs: the profile that they were measured on, forward and backward."""
 
     measured_on: str
     forward: BlockTimes

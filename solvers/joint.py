@@ -196,19 +196,19 @@ class JointModel(PeakModel):
         return tuple(None if policy is None else policy.kept for policy in self.solutions())
 
     def solutions(self) -> tuple[LocalSolution | None, ...]:
-        """The policies per unit in the present solution (None: not checkpointed).
+        """The policies per unit in the present solution (None: not checkpointed, or it would save nothing).
 
-        A unit whose policy keeps no less than the unit without checkpointing is not checkpointed, which costs nothing: points
-        that cannot decide are left out on the understanding that no policy adds memory (`candidate_points`).
+        A class saves memory as a whole; points that cannot decide are left out if each of its units does (`candidate_points`).
         """
         chosen: dict[int, LocalSolution] = {}
         counts = [round(y.value()) for y in self.y]
         for units, choices in zip(choose(self.problem, self.classes, counts), self.choices, strict=True):
-            chosen |= zip(units, choices.policies(len(units)), strict=True)
-        saving = {
-            u: policy for u, policy in chosen.items() if self.problem.units[u].change_bytes(policy.kept_bytes) < 0
-        }
-        return tuple(saving.get(u) for u in range(len(self.problem.units)))
+            chosen |= {
+                u: policy
+                for u, policy in zip(units, choices.policies(len(units)), strict=True)
+                if self.problem.units[u].change_bytes(policy.kept_bytes) < 0
+            }
+        return tuple(chosen.get(u) for u in range(len(self.problem.units)))
 
     def kept_bytes(self) -> tuple[int | None, ...]:
         """Bytes kept per unit (None: not checkpointed) by the present solution."""
