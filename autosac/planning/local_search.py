@@ -21,6 +21,7 @@ seconds of one core, and makes it the same on every machine.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ _WORK_OF_A_TRY = 500  # beside its events
 _ALL_SETS = 6  # free items of which all sets are tried
 _NEAR = 12  # policies on each side of the present one, on the unit's curve
 _NEAR_IN_PAIRS = 6
+_LOOKED_AT = 100_000  # items, in the sets of a unit's that differ little from the present one
 _SHORTER = 1e-6  # of the step: less is rounding
 _ADDED = ", then changed in single modules"  # to what a plan says of its method
 
@@ -133,10 +135,11 @@ class Moves:
         problem, limits = self._items[unit], self._problem.units[unit]
         free = problem.free()
         found: dict[tuple[int, ...], LocalSolution] = {}
+        sets: Sequence[tuple[int, ...]] = ((),)
         if len(free) <= _ALL_SETS:
             sets = [chosen for n in range(len(free) + 1) for chosen in itertools.combinations(free, n)]
-        else:
-            sets = [() if present is None else chosen for chosen in _altered(free, present)]
+        elif present is not None:
+            sets = altered(problem, present)
         policies = [*(problem.solution(tuple(chosen)) for chosen in sets), *_near(problem, present)]
         for policy in policies:
             if limits.change_bytes(policy.kept_bytes) < 0 and _serves(problem, policy):
@@ -179,14 +182,24 @@ class Moves:
         return [policy for _, policy in sorted(chosen, key=lambda pair: pair[0])[:_NEAR_IN_PAIRS]]
 
 
-def _altered(free: Sequence[int], present: Policy) -> Iterator[tuple[int, ...]]:
-    """The sets that differ from the present one in one item, and those that have one for another."""
-    now = set(() if present is None else present.kept) & set(free)
-    others = [i for i in free if i not in now]
-    for i in free:
-        yield tuple(sorted(now ^ {i}))
-    for i, j in itertools.product(sorted(now), others):
-        yield tuple(sorted((now - {i}) | {j}))
+def altered(problem: LocalProblem, present: LocalSolution) -> list[tuple[int, ...]]:
+    """The sets that differ from the present one in one item, and those that have one for another; of large units those with
+    the kept items that save least time for their memory, and the others that save most.
+    """
+    free, items = problem.free(), problem.items
+    now = set(present.kept) & set(free)
+    most = max(_NEAR, _LOOKED_AT // len(items))
+
+    def ms_per_byte(i: int) -> float:
+        return items[i].recompute_ms / items[i].memory_bytes
+
+    kept, others = sorted(now), [i for i in free if i not in now]
+    if len(free) + len(kept) * len(others) > most:
+        kept = sorted(kept, key=ms_per_byte)[: math.isqrt(most)]
+        others = sorted(others, key=ms_per_byte, reverse=True)[: math.isqrt(most)]
+        free = (*kept, *others)
+    sets = [tuple(sorted(now ^ {i})) for i in free]
+    return sets + [tuple(sorted((now - {i}) | {j})) for i, j in itertools.product(kept, others)]
 
 
 def _near(problem: LocalProblem, present: Policy) -> Sequence[LocalSolution]:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from autosac.planning.candidates import Candidate
-from autosac.planning.local_search import LocalSearch, Move, Moves, in_order
+from autosac.planning.local_search import LocalSearch, Move, Moves, altered, in_order
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.planning.search import Search
 from autosac.plans import Plan
 from autosac.simulation import Simulation
+from autosac.solvers import LocalItem, LocalProblem
 
 MIB = 2**20
 
@@ -152,3 +153,24 @@ def test_a_plan_of_other_units_is_left_as_it_is(make_job: Callable[..., Any]) ->
         replace(first, plan=strange),
         0,
     )
+
+
+def test_of_a_large_unit_only_the_most_worthwhile_changes_are_proposed() -> None:
+    """Of 2,000 items, of which every second is kept, 7 that save least for their memory and 7 others that save most: 14 sets
+    with one item more or less, 49 with one for another.
+    """
+    items = tuple(LocalItem(MIB, float(i + 1)) for i in range(2000))
+    problem = LocalProblem(items=items)
+    present = problem.solution(tuple(range(0, 2000, 2)))
+    dropped, added = set(range(0, 14, 2)), set(range(1987, 2000, 2))
+    changes = [set(chosen) ^ set(present.kept) for chosen in altered(problem, present)]
+    assert len(changes) == 14 + 49
+    assert all(change <= dropped | added for change in changes)
+    assert {tuple(sorted(c)) for c in changes if len(c) == 2} == {(i, j) for i in dropped for j in added}
+
+
+def test_of_a_small_unit_every_change_is_proposed() -> None:
+    """Seven items, three of them kept: 7 sets with one more or less, 12 with one for another."""
+    problem = LocalProblem(items=tuple(LocalItem(MIB, float(i + 1)) for i in range(7)))
+    sets = altered(problem, problem.solution((0, 3, 5)))
+    assert len(set(sets)) == 7 + 12
