@@ -56,6 +56,10 @@ _WITHOUT_LAUNCHER = (
     *("llama3_h100_202412_torchtitan", "llama3-8b_h200_202506_trainy", "commit d66b72a6a"),
     *("KempnerForge", "fms-fsdp"),
 )
+# Of these sources the runs on several nodes were started by a launcher that makes TorchTitan's settings: the memory of all
+# five shows it.
+_NODE = 8  # GPUs
+_LAUNCHED_ON_NODES = ("commit d66b72a6a",)
 # The page's table of context parallelism is of runs that the launcher started: one row shows it, the others confirm it.
 _LAUNCHED_TABLE = "Table 2 (CP)"
 # "Float8" on this page is TorchTitan's recipe of its time, with FSDP's all-gathers in float8: the memory of its pipelines,
@@ -291,7 +295,7 @@ def _published_run(row: dict[str, str]) -> Run:
         notes=row["notes"],
         source=source,
         made=row["date"],
-        launched=_LAUNCHED_TABLE in row["notes"] or not _is_from(source, _WITHOUT_LAUNCHER),
+        launched=_is_launched(source, row["notes"], int(row["n_gpus"])),
         bf16_parameters=_is_from(source, _PARAMETERS_IN_BF16),
         wide_vocabulary=_is_from(source, _WIDE_VOCABULARY),
         memory_gib=float(memory) if memory not in ("", "OOM") else None,
@@ -300,6 +304,12 @@ def _published_run(row: dict[str, str]) -> Run:
         step_ms=1e3 * float(row["step_time_s"]) if row["step_time_s"] else None,
         not_compared=next((why for word, why in _NOT_COMPARED.items() if word in row["notes"]), ""),
     )
+
+
+def _is_launched(source: str, notes: str, gpus: int) -> bool:
+    if _LAUNCHED_TABLE in notes or (gpus > _NODE and _is_from(source, _LAUNCHED_ON_NODES)):
+        return True
+    return not _is_from(source, _WITHOUT_LAUNCHER)
 
 
 def _precision(text: str, source: str) -> str:

@@ -191,6 +191,12 @@ def test_a_page_gathers_in_float8_and_launched_one_table(tmp_path: Path) -> None
     assert run(tmp_path, low_precision="float8 tensorwise").precision == "float8 tensorwise"
 
 
+def test_a_commits_runs_on_several_nodes_were_launched(tmp_path: Path) -> None:
+    """Of the commit with Qwen3's figures only those on one node had no expandable segments."""
+    page = {"source": "pytorch/torchtitan commit d66b72a6a", "date": "2025-09"}
+    assert [run(tmp_path, n_gpus=gpus, **page).launched for gpus in ("8", "16", "64")] == [False, True, True]
+
+
 def test_pipelines_ran_a_microbatch_for_each_rank(tmp_path: Path) -> None:
     """Until April 2025: 32 sequences on 8 pipeline ranks are microbatches of 4; since then TorchTitan's default serves."""
     row = {"pp": "8", "fsdp_shard": "1", "local_batch": "32", "schedule": "1F1B"}
