@@ -69,7 +69,7 @@ def test_each_cause_has_its_rule() -> None:
         margin_of("reserved", expandable),
         margin_of("reserved", AllocatorConfig()),
     ]
-    assert [margin.freedom for margin in rules] == [23, 11, 23]
+    assert [margin.freedom for margin in rules] == [23, 12, 23]
     shares = [1 - margin.budget_bytes(10**12, 0.99) / 1e12 for margin in rules]
     assert 0.00035 < shares[0] < 0.0006 and 0.0024 < shares[1] < 0.005 and 0.0477 < shares[2] < 0.06
     assert margin_of("active", AllocatorConfig()) == rules[0]
