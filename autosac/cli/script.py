@@ -56,7 +56,7 @@ def script(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace, request: ScriptRequest, target: Target, goal: Goal | None) -> None:
-    with running_ranks(request, arguments.rank) as (result, folder):
+    with running_ranks(request) as (result, folder):
         ranks = ranks_of(result.traces, target)
         simulation = max(ranks, key=lambda rank: rank.peak_active_bytes)
         write_pictures(arguments, simulation, None)
@@ -192,6 +192,7 @@ def _request(arguments: argparse.Namespace) -> ScriptRequest:
         nproc=arguments.nproc if arguments.nproc is not None or arguments.nodes == 1 else 1,
         nodes=arguments.nodes,
         rank=arguments.rank[0] if arguments.rank else 0,
+        only=tuple(arguments.rank or ()),
         steps=arguments.steps if arguments.steps is not None else 0 if arguments.fast_forward else 3,
         period=arguments.optimizer_steps,
         marker=arguments.step_marker or "",

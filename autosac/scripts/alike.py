@@ -1,7 +1,8 @@
 """Which ranks of a script do the same, but for who they are.
 
 The work on the device is compared: operators with their shapes, collectives, the life of every storage, and which stream waits
-for which. Which rank a message goes to, where in a buffer a rank's part is, and numbers to compute with do not count. What
+for which. Which rank a message goes to, where in a buffer a rank's part is, and numbers to compute with do not count, nor does
+the order of operators that each change one tensor in place: DDP zeroes unused gradients in the order of their addresses. What
 only the host does is compared by itself: waits for the device (`loss.item()` of the rank that logs), and events that are
 recorded for such waits. Memory does not depend on it, and it can only make a step longer. So where two ranks do the same on
 the device, the one that does everything on its host that the other does, and maybe more, stands for both: the other one is
@@ -14,9 +15,10 @@ They share a plan, but each has memory of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from autosac.capture.record.log import in_order
@@ -137,8 +139,27 @@ def _behaviour(trace: Trace, kinds: dict[Signature, int]) -> _Behaviour:
             elif type(event) is not HostWait:
                 yield event
 
-    device = trace.storages, _groups(trace), in_order(comparable(trace.prologue)), in_order(comparable(trace.events))
+    device = trace.storages, _groups(trace), _settled(comparable(trace.prologue)), _settled(comparable(trace.events))
     return _Behaviour(device, _of_host(trace.events, awaited))
+
+
+def _settled(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The events, runs that may have any order in one that does not depend on the rank."""
+    found: list[Event] = []
+    for are_in_place, run in groupby(in_order(events), _is_in_place):
+        together = list(run)
+        found += sorted(together, key=_place_of) if are_in_place and len(together) > 1 else together
+    return tuple(found)
+
+
+def _is_in_place(event: Event) -> bool:
+    """Whether it changes one storage, and reads nothing else."""
+    return type(event) is Op and len(event.inputs) == 1 and event.inputs == event.outputs
+
+
+def _place_of(event: Event) -> tuple[int, ...]:
+    assert type(event) is Op
+    return event.signature, event.stream, event.module, event.phase.value, event.source, *event.inputs
 
 
 def _of_host(events: Sequence[Event], awaited: set[int]) -> Counter[Hashable]:

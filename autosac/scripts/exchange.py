@@ -29,12 +29,13 @@ _KNOWN, _UNKNOWN = b"k", b"u"
 
 
 class Exchange:
-    """A rank's end of it (`exchanged.Peers`). `shown`: the rank that always runs."""
+    """A rank's end of it (`exchanged.Peers`). `shown`: the rank that always runs; `only`: those that may run, if not all."""
 
-    def __init__(self, folder: Path, rank: int, shown: int) -> None:
+    def __init__(self, folder: Path, rank: int, shown: int, only: Sequence[int] = ()) -> None:
         self._folder = folder
         self._rank = rank
         self._shown = shown
+        self._only = frozenset(only)
         self._numbers: dict[str, int] = {}
         self._needed: set[int] = set()
         self._last: dict[tuple[int, torch.dtype], bytes] = {}
@@ -56,10 +57,14 @@ class Exchange:
         self._need(peer)
 
     def broadcast(self, group: str, root: int, known: torch.Tensor | None, dtype: torch.dtype) -> shadows.Later | None:
-        """Sent by `root` to its whole group. None: it is this rank, or taken to be like it. The shown rank needs it."""
+        """Sent by `root` to its whole group. None: it is this rank, or taken to be like it, as all are that will not run. The
+        shown rank needs it.
+        """
         name = self._name(f"{group} {root}")
         if root == self._rank:
             self._post(name, known)
+            return None
+        if self._never_runs(root):
             return None
         if self._rank == self._shown:
             self._need(root)
@@ -91,6 +96,9 @@ class Exchange:
         if peer not in self._needed:
             self._needed.add(peer)
             (self._folder / f"need-{peer}-by-{self._rank}").touch()
+
+    def _never_runs(self, rank: int) -> bool:
+        return bool(self._only) and rank >= 0 and rank not in self._only
 
     def _name(self, text: str) -> str:
         """Of the next message between these."""
@@ -124,6 +132,8 @@ class Exchange:
         """Until the file is there, or its sender has ended, or has itself been waiting for so long. Not with `time.sleep`,
         which adds to simulated time.
         """
+        if self._never_runs(sender):
+            return
         marker = waits.marker(self._folder, self._rank)
         tick = threading.Event()
         waits_s = 0.0

@@ -45,14 +45,14 @@ class RanksResult:
 
 
 @contextlib.contextmanager
-def running_ranks(request: ScriptRequest, only: Sequence[int] | None = None) -> Iterator[tuple[RanksResult, Path]]:
-    """Run the distinct ranks of a script, or those in `only`, of which the first is shown.
+def running_ranks(request: ScriptRequest) -> Iterator[tuple[RanksResult, Path]]:
+    """Run the distinct ranks of a script, or those in `request.only`, of which the first is shown.
 
     Also gives the folder of their messages: whoever runs one of these ranks again finds there what others sent to it
     (`ScriptRequest.shared`). Errors: as `run_script`.
     """
     with temporary_folder() as folder:
-        ranks = _Ranks(request, folder, only)
+        ranks = _Ranks(request, folder)
         try:
             ranks.run()
         finally:
@@ -61,13 +61,14 @@ def running_ranks(request: ScriptRequest, only: Sequence[int] | None = None) -> 
 
 
 class _Ranks:
-    def __init__(self, request: ScriptRequest, folder: Path, only: Sequence[int] | None) -> None:
+    def __init__(self, request: ScriptRequest, folder: Path) -> None:
+        only = request.only
         self._shown = only[0] if only else request.rank
         self._finds = not only
         self._folder = folder
         self._request = replace(request, shared=str(folder), rank=self._shown, shown=self._shown)
         self._processes: dict[int, RankProcess] = {}
-        self._waiting = [] if only is None else list(only[1:])
+        self._waiting = list(only[1:])
         self._probes: set[int] = set()
         self._put_off: set[int] = set()
         self._alike: dict[int, int] = {}

@@ -26,7 +26,8 @@ class ScriptRequest:
     `checkpoints`: the script writes its own. `patience_s`: how long to wait for a step. `plan_file` applies a plan to the
     model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never runs out
     of memory. `quiet`: what the script prints on standard output is dropped. `shared`: the folder of the ranks' messages,
-    where other ranks may run; `shown` is the rank that does so always (`scripts.exchange`).
+    where other ranks may run; `shown` is the rank that does so always, `only` are those that may run, if not all
+    (`scripts.exchange`).
     """
 
     script: str
@@ -54,6 +55,7 @@ class ScriptRequest:
     quiet: bool = False
     shared: str | None = None
     shown: int = 0
+    only: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.steps <= _MOST_STEPS:
@@ -79,7 +81,8 @@ class ScriptRequest:
     def load(path: Path) -> ScriptRequest:
         """Read what `save` has written."""
         document: dict[str, Any] = json.loads(path.read_text())
-        return ScriptRequest(**{**document, **{name: tuple(document[name]) for name in ("arguments", "stand_ins")}})
+        tuples = {name: tuple(document[name]) for name in ("arguments", "stand_ins", "only")}
+        return ScriptRequest(**{**document, **tuples})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ class ScriptRun:
         process_group.serve_scripts()
         shared = Path(request.shared) if request.shared is not None and request.world_size > 1 else None
         if shared is not None:
-            self._exchange = Exchange(shared, request.rank, request.shown)
+            self._exchange = Exchange(shared, request.rank, request.shown, request.only)
             exchanged.exchange_with(self._exchange)
             process_group.share_store(
                 SharedShelf(shared, request.rank, request.shown), request.rank, request.world_size

@@ -114,6 +114,25 @@ def test_signatures_count_by_their_content() -> None:
     assert stands_for(one, other) and one.events != other.events
 
 
+def test_the_order_of_changes_in_place_does_not_count() -> None:
+    """Two gradients that are zeroed one after the other; each before or after a product does."""
+    zeroes = [
+        Signature("aten.zero_.default", (TensorMeta(shape, (1,), "float32", "device"),), (), mutates=(0,))
+        for shape in ((4,), (8,))
+    ]
+
+    def zeroing(*order: int) -> Trace:
+        builder = TraceBuilder()
+        held = builder.alloc(64)
+        builder.signatures += zeroes
+        for number in order:
+            builder.op("aten.mm.default" if number < 0 else zeroes[number], (held,), () if number < 0 else (held,))
+        return builder.build()
+
+    assert stands_for(zeroing(0, 1), zeroing(1, 0)) and not stands_for(zeroing(0, 1), zeroing(0, 0))
+    assert not stands_for(zeroing(0, -1, 1), zeroing(1, -1, 0))
+
+
 ITEM = HostWait(0, -1, "item")
 
 

@@ -47,6 +47,16 @@ def test_what_a_message_says(tmp_path: Path, sent: torch.Tensor | None, received
     assert (None if found is None else found.tolist()) == received
 
 
+def test_nobody_waits_for_a_rank_that_will_not_run(tmp_path: Path) -> None:
+    """What it would send is not known, and what it would broadcast is what this rank has; those that run are waited for."""
+    alone, first = Exchange(tmp_path, 1, 1, (1, 2)), Exchange(tmp_path, 2, 1, (1, 2))
+    assert alone.receive("g", 0, torch.int64)() is None
+    assert alone.broadcast("g", 0, None, torch.int64) is None
+    first.broadcast("g", 2, torch.tensor([7]), torch.int64)
+    later = alone.broadcast("g", 2, None, torch.int64)
+    assert later is not None and later().tolist() == [7]
+
+
 def test_a_rank_that_has_ended_goes_on_as_before(tmp_path: Path) -> None:
     """Its last message of that dtype comes again; a dtype that it never sent is not known."""
     first, second = end(tmp_path, 0), end(tmp_path, 1)

@@ -41,6 +41,7 @@ def test_documents_survive_their_files(tmp_path: Path) -> None:
         quiet=True,
         shared="folder",
         shown=3,
+        only=(3, 15),
     )
     assert all(getattr(other, each.name) != getattr(PLAIN, each.name) for each in fields(ScriptRequest))
     outcome = ScriptOutcome(exit_code=3, steps=7, kept=2, error="e", notes=("a", "b"), printed=False)
