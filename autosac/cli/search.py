@@ -141,7 +141,8 @@ def search(arguments: argparse.Namespace) -> None:
         print(f"autosac: {hint}", file=sys.stderr, flush=True)
 
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
-        result, files = completed_search(request, progress, interrupted)
+        read = [arguments.space] if arguments.space is not None else []
+        result, files = completed_search(request, progress, interrupted, read)
     _print(arguments, result, files)
     if result.best is None:
         raise InfeasibleError(_nothing_fits(result))
