@@ -141,7 +141,8 @@ def search(arguments: argparse.Namespace) -> None:
         print(f"autosac: {hint}", file=sys.stderr, flush=True)
 
     with progress_line(enabled=not arguments.quiet and not arguments.debug) as progress:
-        result, files = completed_search(request, progress, interrupted)
+        read = [arguments.space] if arguments.space is not None else []
+        result, files = completed_search(request, progress, interrupted, read)
     _print(arguments, result, files)
     if result.best is None:
         raise InfeasibleError(_nothing_fits(result))
@@ -205,6 +206,11 @@ def _print(arguments: argparse.Namespace, result: SearchResult, files: Sequence[
     out.print(search_summary(result))
     if files:
         out.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    allocator = (
+        result.best.layout.allocator if result.best is not None and files and arguments.output is not None else ""
+    )
+    if allocator:  # which no job file can say
+        out.print(f"run it with PYTORCH_CUDA_ALLOC_CONF={allocator}", soft_wrap=True)
 
 
 def _nothing_fits(result: SearchResult) -> str:

@@ -21,16 +21,21 @@ def completed_search(
     request: SearchRequest,
     progress: Callable[[str], None] = lambda _: None,
     interrupted: _Told = lambda _, __: None,
+    inputs: Sequence[Path] = (),
 ) -> tuple[SearchResult, list[Path]]:
     """Search to the end and write what the request asks for; the result, and the files that were written.
 
-    Ctrl-C ends it, too: the files are those of the best so far then, and `interrupted` is called with it.
+    Ctrl-C ends it, too: the files are those of the best so far then, and `interrupted` is called with it; also where a file
+    cannot be written after all. `inputs`: files that must not be overwritten, beside those that the request names.
     """
     output, page = _path(request.output), _path(request.html)
     if output is not None and has_python_jobs():
         check_python_file(output)
+    inputs = (Path(request.job), *inputs, *(Path(offer.gpu) for offer in request.offers))
+    inputs += tuple(Path(offer.cluster) for offer in request.offers if offer.cluster is not None)
+    check_outputs((("-o", output),), inputs)
     plan = plan_beside(output) if output is not None and not is_special(output) else None
-    check_outputs((("-o", output), ("the plan beside -o", plan), ("--html", page)), (Path(request.job),))
+    check_outputs((("-o", output), ("the plan beside -o", plan), ("--html", page)), inputs)
     if page is not None:
         check_drawing()
 
@@ -41,14 +46,21 @@ def completed_search(
             files.append(page)
         return files
 
+    def told(result: SearchResult) -> list[Path]:
+        try:
+            return written(result)
+        except OSError:  # a full disk: what was found is not lost with the files
+            interrupted(result, ())
+            raise
+
     with searching(request, progress) as search:
         try:
             result = search.run()
         except KeyboardInterrupt:
             result = search.result()
-            interrupted(result, written(result))
+            interrupted(result, told(result))
             raise
-    return result, written(result)
+    return result, told(result)
 
 
 def _path(given: object) -> Path | None:

@@ -100,7 +100,7 @@ def notes(result: SearchResult) -> list[str]:
             found.append(
                 f"the runner-up ({row_name(result, others[0])}) is {share:.1%} behind{f': {lost}' if lost else ''}"
             )
-        elif result.closest is not None:
+        elif result.closest is not None and not counts.open:
             layout, bound = result.closest
             share = bound / best.score - 1
             rest = f"at least {share:.1%} behind" if share > 0 else f"at most {-share:.1%} better"
@@ -118,8 +118,7 @@ def notes(result: SearchResult) -> list[str]:
         found.append(f"proven: no configuration of the space is better than the best by more than {result.gap:.1%}")
     elif not result.proven:
         found.append(f"not proven: {_why_not_proven(result)}")
-    open_ = counts.legal - counts.bounded - counts.evaluated - counts.refused - counts.failed
-    left = f", {open_:,} open" if open_ else ""
+    left = f", {counts.open:,} open" if counts.open else ""
     untried = (
         f" ({counts.induced:,} of them untried, because others with the same settings were)" if counts.induced else ""
     )
@@ -146,6 +145,8 @@ def notes(result: SearchResult) -> list[str]:
 
 def _kinds_left_out(result: SearchResult, best: ConfigurationRow) -> list[str]:
     """How far kinds of GPUs are behind of which bounds left nothing to simulate."""
+    if result.counts.open:  # what is open may be closer
+        return []
     simulated = {row.layout.gpu for row in result.rows}
     left = [offer for offer in result.offers if offer.gpu not in simulated and offer.gpu in result.kinds]
     return [

@@ -105,8 +105,8 @@ def test_the_closest_of_the_others_is_known() -> None:
 
 
 def test_an_interrupted_search_leaves_what_it_found() -> None:
-    """What was found before an interrupt is in the outcome that was given, which is not proven."""
-    toy = Toy([(5.0, 0.1, 1.0, 0), (4.0, 0.5, 1.0, 1)])
+    """What was found before an interrupt is in the outcome that was given, and what that rules out; it is not proven."""
+    toy = Toy([(5.0, 0.1, 1.0, 0), (4.0, 0.5, 1.0, 1), (9.0, 1.0, 1.0, 2)])
     outcome: SearchState[int] = SearchState()
 
     def submit(content: tuple[str, int]) -> Future[object]:
@@ -115,5 +115,6 @@ def test_an_interrupted_search_leaves_what_it_found() -> None:
         return done(content)
 
     with contextlib.suppress(KeyboardInterrupt):
-        best_first([(i, toy.loose(i)) for i in range(2)], toy, submit, outcome=outcome)
+        best_first([(i, toy.loose(i)) for i in range(3)], toy, submit, outcome=outcome)
     assert outcome.best == 5.0 and outcome.best_candidate == 0 and not outcome.proven
+    assert outcome.pruned == {2: 9.0}

@@ -34,6 +34,15 @@ def test_the_default_space_of_70b_on_128() -> None:
         assert layout.tensor <= 8 and 8 % layout.tensor == 0
 
 
+def test_microbatches_and_pipelines_that_are_no_powers_of_two() -> None:
+    """By default all that divide the global batch and the GPUs, and the job's own local batch however large it is."""
+    found = layouts(space_of({"tensor_parallel": 1, "context_parallel": 1, "data_parallel_replicate": 1}), 6, 36)
+    assert {layout.microbatch for layout in found if layout.pipeline == 1} == {1, 2, 3, 6}
+    assert {layout.pipeline for layout in found} == {1, 2, 3, 6}
+    large = layouts(space_of({"pipeline_parallel": 1}), 2, 96, LLAMA._replace(local_batch=48))
+    assert max(layout.microbatch for layout in large) == 48
+
+
 @pytest.mark.parametrize(
     ("space", "facts"),
     [
@@ -63,7 +72,7 @@ def test_what_cannot_be_is_not_tried(space: dict[str, object], facts: ModelFacts
             "data_parallel_replicate does not divide the data-parallel ranks (1 or 2 or",
         ),
         (
-            {"tensor_parallel": 1},
+            {"tensor_parallel": 1, "pipeline_parallel": 1},
             7,
             16,
             "a global batch of 16 is no multiple of the data-parallel ranks (7) times the microb",
@@ -91,7 +100,7 @@ def test_what_leaves_nothing_is_said(space: dict[str, object], world: int, batch
 
 def test_a_global_batch_that_would_do_is_said() -> None:
     """The next multiple of all GPUs times the smallest microbatch, where there is a legal layout with it."""
-    said = why_none(space_of({"tensor_parallel": 1, "microbatch": 2}), 7, 8, 16, LLAMA, False)
+    said = why_none(space_of({"tensor_parallel": 1, "pipeline_parallel": 1, "microbatch": 2}), 7, 8, 16, LLAMA, False)
     assert said.endswith("times the microbatch (2); --global-batch 28 would do")
     assert "--global-batch" not in why_none(space_of({"tensor_parallel": 3}), 8, 8, 16, LLAMA, False)
 

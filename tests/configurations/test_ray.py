@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,3 +83,20 @@ def test_a_cluster_that_has_ended_is_told_by_its_note(tmp_path: Path, monkeypatc
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         with pytest.raises(UsageError, match=f"no Ray cluster at 'auto': {address} does not answer"):
             RayWorkers("auto")
+
+
+def test_what_sigterm_does_is_not_rays_decision() -> None:
+    """A search over Ray is interrupted as any other, and tells the best so far: its handler is there after Ray has begun."""
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    address = ray.get_runtime_context().gcs_address
+    script = (
+        "import signal, sys\n"
+        "from autosac.configurations.evaluating.workers import RayWorkers\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        f"workers = RayWorkers({address!r})\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    try:
+        assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 7
+    finally:
+        ray.shutdown()

@@ -12,7 +12,7 @@ import autosac
 from autosac.capture.processors import available_processors
 from autosac.cli import search as command
 from autosac.cli.parser import build_parser, main
-from autosac.configurations.space.offers import Offer
+from autosac.configurations.space.offers import Offer, offers_of
 from autosac.configurations.space.request import SearchRequest
 from autosac.configurations.space.space import Space
 from autosac.errors import UsageError
@@ -130,3 +130,24 @@ def test_a_job_file_that_cannot_be_read_is_one_line(
     complaint = capfd.readouterr().err
     assert complaint.startswith(f"autosac: job file {job} {message}") and complaint.count("\n") == 1
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("output", ["space.toml", "gpu.toml", "/", "."])
+def test_no_input_is_overwritten(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the space nor a profile of the GPU, and a folder is no file for the best job."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text('[model]\nname = "llama3"\nflavor = "debugmodel"\n')
+    Path("space.toml").write_text("microbatch = 8\n")
+    Path("gpu.toml").write_text("")
+    command = ["search", "job.toml", "--gpu", "gpu.toml", "--world-size", "2", "--space", "space.toml", "-o", output]
+    assert main(command) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and ("is also an input" in said or "is a folder" in said)
+
+
+def test_a_price_is_given_once() -> None:
+    """The last of two would hide a mistake."""
+    with pytest.raises(UsageError, match="--price: h100-sxm-80gb is given twice"):
+        offers_of("h100-sxm-80gb:2", ["h100-sxm-80gb=1", "h100-sxm-80gb=2"])

@@ -67,7 +67,7 @@ def test_choices_are_the_legal_layouts() -> None:
     """All choices of knobs' values make exactly the layouts that are listed, for a model with experts on 16 GPUs."""
     space = Space(pipeline_parallel=(1, 2), microbatch=(1, 2), pipeline_schedule=("1F1B", "ZBVZeroBubble"))
     facts = ModelFacts(layers=8, heads=8, kv_heads=4, experts=8, seq_len=1024)
-    knobs = knobs_of(space, 16, 8, facts, False)
+    knobs = knobs_of(space, 16, 8, 64, facts, False)
     made = {
         layout
         for values in itertools.product(*knobs.values())

@@ -474,3 +474,13 @@ def test_what_only_plans_do_is_not_tried_where_none_is_needed(job: Path) -> None
         assert (result.counts.legal, result.counts.evaluated, result.counts.bounded) == (4, 1, 3)
         plain = result.best.layout
         assert plain == plain.without_plans and set(found.outcome.pruned.values()) == {result.best.score}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_what_was_found_is_told_where_its_file_cannot_be_written(job: Path) -> None:
+    """A full disk ends the command with its reason, after the best has been told."""
+    told: list[SearchResult] = []
+    request = inputs(job, space=TINY, budget="85%", output="/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        completed_search(request, interrupted=lambda result, _: told.append(result))
+    assert [result.best is not None for result in told] == [True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +242,5 @@ def test_kinds_of_gpus_that_bounds_ruled_out_are_named() -> None:
     told = notes(result)
     assert "8 x slow: ruled out by bounds, at least 100.0% behind" in told and "8 x small: nothing fits" in told
     assert not any(note.startswith("8 x any:") for note in told)
+    interrupted = replace(result, counts=replace(result.counts, legal=1), proven=False)
+    assert not any(note.startswith("8 x") for note in notes(interrupted))

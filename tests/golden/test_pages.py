@@ -243,7 +243,7 @@ def search_row(
 
 def search_result(rows: Sequence[ConfigurationRow], **more: Any) -> SearchResult:
     """A search that simulated these rows."""
-    counts = dict.fromkeys(Counts.__dataclass_fields__, 1) | {"configurations": 4000, "legal": 1500, "bounded": 1200}
+    counts = dict.fromkeys(Counts.__dataclass_fields__, 1) | {"configurations": 4000, "legal": 1203, "bounded": 1200}
     settings = {"counts": Counts(**counts), "objective": "cost-per-token", "gap": 0.01, "proven": True}
     offers = tuple(dict.fromkeys(row.offer for row in rows))
     budgets = {offer.gpu: (60 if offer.gpu == "h100" else 70) * GIB for offer in offers}

@@ -227,6 +227,17 @@ def _check_answers(address: str) -> None:
         raise ConnectionError(f"{address} does not answer ({getattr(e, 'strerror', None) or e})") from e
 
 
+@contextlib.contextmanager
+def _kept_handler() -> Iterator[None]:
+    """What SIGTERM does stays the program's decision: Ray's handler would end it without a word of the best so far."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
 class RayWorkers:
     """One actor for every CPU of a Ray cluster, up to `most`; those that die are replaced."""
 
@@ -240,7 +251,8 @@ class RayWorkers:
         try:
             if self._connected:
                 _check_answers(address)
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+                with _kept_handler():
+                    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except ray.exceptions.AuthenticationError as e:
             raise UsageError(
                 f"the Ray cluster at {address!r} and this process do not agree about a token: set RAY_AUTH_MODE=token "

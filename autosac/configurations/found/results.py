@@ -131,6 +131,11 @@ class Counts:
     failed: int
     reused: int
 
+    @property
+    def open(self) -> int:
+        """Layouts of which nobody knows yet whether they are better than the best."""
+        return self.legal - self.bounded - self.evaluated - self.refused - self.failed
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:

@@ -66,6 +66,12 @@ class SearchState(Generic[K]):
     pruned: dict[K, float] = field(default_factory=dict)
     proven: bool = False
 
+    def is_open(self, bound: float, gap: float) -> bool:
+        """Whether a candidate with this bound may be better than the best by more than the gap. As the best only falls, what
+        is not open never will be.
+        """
+        return bound < self.best * (1 - gap) if math.isfinite(self.best) else math.isfinite(bound)
+
     @property
     def closest(self) -> tuple[K, float] | None:
         """The pruned candidate with the least bound, and the bound; None if none has a finite one."""
@@ -94,45 +100,42 @@ def best_first(
     numbers = itertools.count()
     heap = [(priority(candidate, bound), next(numbers), candidate, bound) for candidate, bound in candidates]
     heapq.heapify(heap)
-    closed: dict[K, float] = {}  # the best only falls: what is not open never will be
     running: dict[Future[Any], PendingWork] = {}
     waiting: dict[Hashable, list[tuple[float, int, K, float]]] = {}
 
-    def is_open(bound: float) -> bool:
-        return bound < found.best * (1 - gap) if math.isfinite(found.best) else math.isfinite(bound)
-
-    while True:
-        while heap and len(running) < at_once:
-            entry = heapq.heappop(heap)
-            _, number, candidate, bound = entry
-            if not is_open(bound):
-                closed[candidate] = bound
-                continue
-            known = steps.step(candidate, bound, found.best)
-            if isinstance(known, Value):
-                found.values[candidate] = known.value
-                if known.value < found.best:
-                    found.best, found.best_candidate = known.value, candidate
-            elif isinstance(known, Bound):
-                bound = max(bound, known.value)
-                heapq.heappush(heap, (priority(candidate, bound), number, candidate, bound))
-            elif known.key in waiting:
-                waiting[known.key].append(entry)
-            else:
-                waiting[known.key] = [entry]
-                running[submit(known.content)] = known
-        least = min((entry[3] for entries in (heap, *waiting.values()) for entry in entries), default=math.inf)
-        on_change(found, least)
-        if not running or not is_open(least):
-            break
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            work = running.pop(future)
-            steps.finished(work, future)
-            for entry in waiting.pop(work.key):
-                heapq.heappush(heap, entry)
-    found.pruned.update(closed)
-    for entries in (heap, *waiting.values()):
-        found.pruned.update({candidate: bound for _, _, candidate, bound in entries})
+    try:
+        while True:
+            while heap and len(running) < at_once:
+                _, number, candidate, bound = entry = heapq.heappop(heap)
+                if not found.is_open(bound, gap):
+                    found.pruned[candidate] = bound
+                    continue
+                known = steps.step(candidate, bound, found.best)
+                if isinstance(known, Value):
+                    found.values[candidate] = known.value
+                    if known.value < found.best:
+                        found.best, found.best_candidate = known.value, candidate
+                elif isinstance(known, Bound):
+                    bound = max(bound, known.value)
+                    heapq.heappush(heap, (priority(candidate, bound), number, candidate, bound))
+                elif known.key in waiting:
+                    waiting[known.key].append(entry)
+                else:
+                    waiting[known.key] = [entry]
+                    running[submit(known.content)] = known
+            least = min((entry[3] for entries in (heap, *waiting.values()) for entry in entries), default=math.inf)
+            on_change(found, least)
+            if not running or not found.is_open(least, gap):
+                break
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                work = running.pop(future)
+                steps.finished(work, future)
+                for entry in waiting.pop(work.key):
+                    heapq.heappush(heap, entry)
+    finally:  # who is interrupted is told, too, what bounds have ruled out
+        for _, _, candidate, bound in itertools.chain(heap, *waiting.values()):
+            if not found.is_open(bound, gap):
+                found.pruned[candidate] = bound
     found.proven = True
     return found

@@ -66,6 +66,7 @@ def own_of(config_file: str, overrides: Sequence[str], world_size: int, global_b
         own_stages=python is None and "n_layers" in model,
         ends_less=(_less(read, "first"), _less(read, "last")),
         python=python is not None,
+        local_batch=_local_batch(read),
     )
     each = 2 if read("training.dtype") == "bfloat16" else 4
     optimizer = str(read("optimizer.implementation") or "fused")
@@ -100,7 +101,7 @@ def check_space(space: Space, python: PythonJob | None) -> None:
     if set(space.stages_per_rank) != {USUAL_STAGES}:
         raise UsageError(f"stages_per_rank other than [{USUAL_STAGES}] needs TorchTitan 0.2")
     own = [name for name in OWN_SPLITS if python.settings.get(name)]
-    if own and python.pipelines and set(space.pipeline_parallel) != {1}:
+    if own and python.pipelines and space.pipeline_parallel != (1,):
         raise UsageError(
             f"the configuration sets {own[0]}, which divides layers for one number of stages: leave it out, or search without "
             "pipelines (pipeline_parallel = [1])"
@@ -124,6 +125,12 @@ def _global_batch(read: Any, world_size: int) -> int:
         others *= _number(read(f"parallelism.{name}_parallel_degree")) or 1
     local = _number(read("training.local_batch_size")) or 1
     return local * max(1, world_size // others)
+
+
+def _local_batch(read: Any) -> int:
+    """The job's own local batch, as far as it goes through the model at once."""
+    in_pipelines = (_number(read("parallelism.pipeline_parallel_degree")) or 1) > 1
+    return 0 if in_pipelines else _number(read("training.local_batch_size")) or 0
 
 
 def _less(read: Any, end: str) -> int:

@@ -158,8 +158,8 @@ class TitanSearch:
         own, space = self._own, self._wanted.space
         knobs: dict[str, dict[Any, None]] = {"gpu": dict.fromkeys(self._machines.offers)}
         for gpu, offer in self._machines.offers.items():
-            per_node = self._machines.per_node(gpu)
-            for name, values in knobs_of(space, offer.world_size, per_node, own.facts, own.compiled).items():
+            rest = (offer.world_size, self._machines.per_node(gpu), own.global_batch, own.facts, own.compiled)
+            for name, values in knobs_of(space, *rest).items():
                 knobs.setdefault(name, {}).update(dict.fromkeys(values))
 
         def make(choice: Mapping[str, Any]) -> Layout | None:

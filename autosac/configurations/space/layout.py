@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from autosac.configurations.space.space import Space
+from autosac.configurations.space.space import MOST_MICROBATCH, MOST_PIPELINE, Space
 from autosac.configurations.space.splits import module_names, torchtitan_split
 
 SINGLE_STAGE = ("1F1B", "GPipe")  # schedules with one stage on each rank
@@ -155,7 +155,7 @@ class Layout:
 class ModelFacts(NamedTuple):
     """What of a model decides legality, as far as it is known (0: not known). `active_experts`: those of a token, at least;
     `pipelines`: whether any can run; `own_stages`: whether a job can say which layers a stage has; `ends_less`: how many
-    layers fewer it gives its first and last stage; `python`: a job of TorchTitan 0.3.
+    layers fewer it gives its first and last stage; `python`: a job of TorchTitan 0.3; `local_batch`: the job's own.
     """
 
     layers: int = 0
@@ -168,6 +168,7 @@ class ModelFacts(NamedTuple):
     own_stages: bool = True
     ends_less: tuple[int, int] = (1, 1)
     python: bool = False
+    local_batch: int = 0
 
 
 def settings_of(
@@ -250,7 +251,7 @@ def why_none(
     which there is one.
     """
     reason = _first_unmet(space, world_size, gpus_per_node, global_batch, facts, compiled)
-    whole = world_size * min(space.microbatch)
+    whole = world_size * min(space.microbatch or (1,))
     more = whole * (global_batch // whole + 1)
     helps = any(True for _ in legal(space, "", world_size, gpus_per_node, more, facts, compiled))
     return f"{reason}; --global-batch {more} would do" if helps else reason
@@ -262,7 +263,7 @@ def _first_unmet(
     for name in ("activation_offload", "chunk_loss"):
         if False not in getattr(space, name) and "autosac" not in space.checkpointing:
             return f'{name} is what AutoSAC\'s plans do: checkpointing needs "autosac"'
-    values = knobs_of(space, world_size, gpus_per_node, facts, compiled)
+    values = knobs_of(space, world_size, gpus_per_node, global_batch, facts, compiled)
     degrees = itertools.product(*(values[name] for name in ("tensor", "context", "pipeline")))
     ranks = {world_size // math.prod(some) for some in degrees if world_size % math.prod(some) == 0}
     if not ranks:
@@ -293,21 +294,21 @@ def _either(values: Iterable[int]) -> str:
 
 
 def knobs_of(
-    space: Space, world_size: int, gpus_per_node: int, facts: ModelFacts, compiled: bool
+    space: Space, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
 ) -> dict[str, tuple[Any, ...]]:
     """The values of each knob of a layout, on so many GPUs; `layout_of` makes layouts of them."""
     in_node = divisors(min(gpus_per_node, world_size))
     return {
         "tensor": space.tensor_parallel or _dividing(in_node, facts.heads, facts.kv_heads),
         "context": space.context_parallel,
-        "pipeline": space.pipeline_parallel,
+        "pipeline": space.pipeline_parallel or _up_to(MOST_PIPELINE, world_size),
         "replicate": space.data_parallel_replicate or divisors(world_size),
         "expert": (space.expert_parallel or _dividing(in_node, facts.experts)) if facts.experts else (1,),
         "expert_tensor": space.expert_tensor_parallel,
         "schedule": space.pipeline_schedule,
         "stages": space.stages_per_rank,
         "split": space.pipeline_split or (("torchtitan", "balanced") if facts.own_stages else ("torchtitan",)),
-        "microbatch": space.microbatch,
+        "microbatch": space.microbatch or _up_to(max(MOST_MICROBATCH, facts.local_batch), global_batch),
         "reshard": space.reshard_after_forward,
         "compile": space.compile or (compiled,),
         "async_tensor": space.async_tensor_parallel,
@@ -322,6 +323,11 @@ def knobs_of(
 
 def _dividing(degrees: Iterable[int], *counts: int) -> tuple[int, ...]:
     return tuple(degree for degree in degrees if not any(count % degree for count in counts))
+
+
+def _up_to(most: int, number: int) -> tuple[int, ...]:
+    """The divisors of a number that are no more than `most`."""
+    return tuple(d for d in range(1, min(most, number) + 1) if number % d == 0)
 
 
 def layout_of(choice: Mapping[str, Any], gpu: str, world_size: int, global_batch: int) -> Layout | None:
@@ -352,7 +358,7 @@ def _combinations(
     space: Space, gpu: str, world_size: int, gpus_per_node: int, global_batch: int, facts: ModelFacts, compiled: bool
 ) -> Iterator[Layout]:
     """All layouts whose degrees fill the GPUs and whose batches divide the global batch."""
-    values = knobs_of(space, world_size, gpus_per_node, facts, compiled)
+    values = knobs_of(space, world_size, gpus_per_node, global_batch, facts, compiled)
     names = ("expert", "expert_tensor", "microbatch", "reshard", *_SWITCHES)
     for tensor, context, pipeline in itertools.product(values["tensor"], values["context"], values["pipeline"]):
         ranks, remainder = divmod(world_size, tensor * context * pipeline)

@@ -83,5 +83,7 @@ def _prices(texts: Sequence[str]) -> dict[str, float]:
             price = -1.0
         if not (name and equals) or not 0 < price < _MOST_PRICE:
             raise UsageError(f"--price {text!r}: expected NAME=PRICE with a price above 0, such as h100-sxm-80gb=2.5")
+        if name in found:
+            raise UsageError(f"--price: {name} is given twice")
         found[name] = price
     return found

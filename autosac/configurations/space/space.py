@@ -25,6 +25,7 @@ Split = Literal["torchtitan", "balanced"]
 Reshard = Literal["always", "never", "default"]
 Optimizer = Literal["fused", "foreach", "for-loop"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
+MOST_PIPELINE, MOST_MICROBATCH = 16, 32  # of the values that are tried if the space names none
 
 
 def _distinct(values: Any) -> Any:
@@ -54,7 +55,7 @@ class Space(BaseModel):
     data_parallel_replicate: Degrees | None = None
     tensor_parallel: Degrees | None = None
     context_parallel: Degrees = (1, 2)
-    pipeline_parallel: Degrees = (1, 2, 4, 8, 16)
+    pipeline_parallel: Degrees | None = None
     pipeline_schedule: Annotated[tuple[Schedule, ...], MinLen(1), AfterValidator(_distinct)] = (
         "1F1B",
         "Interleaved1F1B",
@@ -63,7 +64,7 @@ class Space(BaseModel):
     pipeline_split: Annotated[tuple[Split, ...], MinLen(1), AfterValidator(_distinct)] | None = None
     expert_parallel: Degrees | None = None
     expert_tensor_parallel: Degrees = (1,)
-    microbatch: Batches = (1, 2, 4, 8, 16, 32)
+    microbatch: Batches | None = None
     checkpointing: Annotated[tuple[Checkpointing, ...], MinLen(1), AfterValidator(_distinct)] = CHECKPOINTING
     reshard_after_forward: Annotated[tuple[Reshard, ...], MinLen(1), AfterValidator(_distinct)] = ("always", "never")
     compile: Switch | None = None
@@ -105,6 +106,8 @@ _DEFAULTS = {  # of knobs whose default depends on the job and the GPUs
     "data_parallel_replicate": "all that divide the data-parallel ranks",
     "tensor_parallel": "all within a node that divide the heads",
     "expert_parallel": "all within a node that divide the experts",
+    "pipeline_parallel": f"all up to {MOST_PIPELINE} that divide the GPUs",
+    "microbatch": f"all up to {MOST_MICROBATCH}, or the job's own local batch, that divide the global batch",
     "compile": "as the job has it",
     "pipeline_split": "both (TorchTitan 0.3: its own)",
 }
