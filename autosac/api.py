@@ -173,6 +173,12 @@ def search(job: SearchRequest, *, progress: Progress = ...) -> SearchResult: ...
 
 @overload
 def search(
+    job: str | PathLike[str], *, gpu: str = ..., world_size: int = ..., progress: Progress = ..., **values: Any
+) -> SearchResult: ...
+
+
+@overload
+def search(
     job: Callable[..., MakeStep],
     *,
     space: Mapping[str, Sequence[Any]],
@@ -185,13 +191,18 @@ def search(
 ) -> EagerResult: ...
 
 
-def search(job: SearchRequest | Callable[..., MakeStep], **options: Any) -> SearchResult | EagerResult:
+def search(
+    job: SearchRequest | str | PathLike[str] | Callable[..., MakeStep], **options: Any
+) -> SearchResult | EagerResult:
     """Find the fastest configuration: of a TorchTitan job, or of an eager step over settings of your own.
 
+        autosac.search("job.toml", gpu="h100-sxm-80gb", world_size=8, output="best.toml")
+
     Args:
-        job: what ``autosac search`` takes, as a `SearchRequest`; or a function that is called with settings by name and
-            returns what `simulate` calls `make_step`.
-        **options: ``progress``, which is called with a line of text that says what is being done. Of an eager step also
+        job: what ``autosac search`` takes, as a `SearchRequest`, or its job alone; or a function that is called with settings
+            by name and returns what `simulate` calls `make_step`.
+        **options: ``progress``, which is called with a line of text that says what is being done. Of a job alone also the
+            other values of a `SearchRequest`, and ``gpu`` and ``world_size`` in place of ``offers``. Of an eager step also
             ``space``: the values of each of its settings, all combinations of which are searched; ``gpu`` and ``budget``:
             as in `plan`; ``offers``, in place of ``gpu``, and ``objective``: as in a `SearchRequest`; ``work``: how much
             work a step with these settings does (default: their ``batch_size``, else 1), of which the most in a second
@@ -209,12 +220,15 @@ def search(job: SearchRequest | Callable[..., MakeStep], **options: Any) -> Sear
     from autosac.configurations.space.request import SearchRequest
     from autosac.report.search_files import completed_search
 
+    if isinstance(job, (str, PathLike)):
+        told = {"progress": options.pop("progress")} if "progress" in options else {}
+        job, options = SearchRequest.of(job, **options), told
     if isinstance(job, SearchRequest):
         result, _ = completed_search(job, **options)
         return result
     if not callable(job):
         raise UsageError(
-            f"search: {job!r} is neither a SearchRequest nor a function; give SearchRequest(job=..., offers=...)"
+            f"search: {job!r} is neither a SearchRequest, nor a job, nor a function; give SearchRequest(job=..., offers=...)"
         )
     return _search_of_steps(job, **options)
 

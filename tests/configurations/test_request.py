@@ -105,10 +105,27 @@ def test_an_offer_that_cannot_be(world_size: int, price: float) -> None:
         Offer(gpu="h100-sxm-80gb", world_size=world_size, price=price)
 
 
-def test_a_search_of_a_path_says_what_to_give() -> None:
-    """A job's path alone is no request."""
-    with pytest.raises(UsageError, match=r"give SearchRequest\(job=\.\.\., offers=\.\.\.\)"):
-        autosac.search("job.toml")  # type: ignore[call-overload]
+def test_a_job_alone_is_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`autosac.search` of a path takes GPUs of one kind, or offers, and all other values of a request."""
+    asked: list[SearchRequest] = []
+    monkeypatch.setattr(
+        "autosac.report.search_files.completed_search", lambda request, **_: (asked.append(request), [])
+    )
+    autosac.search("job.toml", gpu="h100-sxm-80gb", world_size=8, budget="70GiB")
+    autosac.search(Path("job.toml"), offers=[H100], progress=print)
+    assert asked == [
+        SearchRequest(job="job.toml", offers=(H100,), budget="70GiB"),
+        SearchRequest(job="job.toml", offers=[H100]),
+    ]
+
+
+@pytest.mark.parametrize("gpus", [{}, {"gpu": "h100-sxm-80gb"}, {"world_size": 8}, {"gpu": "a", "offers": [H100]}])
+def test_a_job_alone_does_not_say_what_to_search(gpus: dict[str, Any]) -> None:
+    """GPUs are named once: by name and number, or as offers."""
+    with pytest.raises(UsageError, match=r"give either gpu and world_size.*, or offers"):
+        autosac.search("job.toml", **gpus)
+    with pytest.raises(UsageError, match="neither a SearchRequest, nor a job, nor a function"):
+        autosac.search(3)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

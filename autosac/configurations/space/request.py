@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 from autosac.configurations.space.offers import Objective, Offer, check_offers
@@ -71,6 +71,23 @@ class SearchRequest:
         if self.resume and self.study is None:
             raise UsageError("resume: name the study's folder")
         self.knobs  # noqa: B018  a space that is none is refused where it is given
+
+    @classmethod
+    def of(
+        cls,
+        job: str | PathLike[str],
+        *,
+        gpu: str = "",
+        world_size: int | None = None,
+        offers: Sequence[Offer] = (),
+        **values: Any,
+    ) -> SearchRequest:
+        """For a job on so many GPUs of one kind, or on what is offered. UsageError if that is not said, or twice."""
+        if bool(gpu) == bool(offers) or (world_size is None) != (not gpu):
+            raise UsageError(
+                "search: give either gpu and world_size, such as gpu='h100-sxm-80gb', world_size=8, or offers"
+            )
+        return cls(job=fspath(job), offers=offers or (Offer(gpu=gpu, world_size=world_size or 1),), **values)
 
     @property
     def knobs(self) -> Space:
