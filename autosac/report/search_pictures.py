@@ -61,6 +61,7 @@ _NO_PIPELINE = "no pipeline"
 _OF_PIPELINES = ("schedule", "stages", "split")
 _AXIS_PIXELS = 90  # between two knobs: their names and values are written there
 _MODES = {"none": "#d62728", "full": "#2ca02c", "selective-op": "#9467bd", "autosac": "#1f77b4"}
+_FAR = 4  # times the highest peak: a budget beyond that is told, not drawn
 _SPEEDS = [[0.0, "#08306b"], [0.3, "#4292c6"], [1.0, "#d9d9d9"]]  # the fastest stand out
 _PARTS = {
     "compute": "#1f77b4",
@@ -234,8 +235,13 @@ def _against_memory(go: Any, result: SearchResult) -> Any:
     budgets: dict[int, list[str]] = {}
     for gpu, size in result.budgets_bytes.items():
         budgets.setdefault(size, []).append(gpu)
+    most = max((row.measured.peak_reserved_bytes for row in result.rows), default=0)
+    beyond: list[str] = []
     for size, gpus in budgets.items():
         text = "budget" if len(budgets) == 1 else f"budget of {html.escape(printable(', '.join(gpus)))}"
+        if result.rows and size > _FAR * most:  # its line would leave no room for the points
+            beyond.append(f"; {text}: {size / GIB:.1f}")
+            continue
         figure.add_vline(
             x=size / GIB,
             line={"dash": "dot", "color": "#888888"},
@@ -243,7 +249,7 @@ def _against_memory(go: Any, result: SearchResult) -> Any:
         )
     figure.update_layout(
         title="Step time against memory (hollow: does not fit)",
-        xaxis_title="peak reserved memory of the fullest rank (GiB)",
+        xaxis_title=f"peak reserved memory of the fullest rank (GiB{''.join(beyond)})",
         yaxis_title="step time (ms)",
         template="plotly_white",
         height=480,

@@ -316,3 +316,14 @@ def test_no_page_without_rows(tmp_path: Path) -> None:
     """A search that simulated nothing has nothing to draw."""
     with pytest.raises(UsageError, match="there is nothing to draw"):
         search_html(tmp_path / "s.html", search_result(()))
+
+
+@pytest.mark.parametrize(("budget_gib", "is_drawn"), [(200, True), (201, False)])
+def test_a_budget_far_beyond_all_points_is_told(budget_gib: int, is_drawn: bool, tmp_path: Path) -> None:
+    """Up to four times the highest peak its line is drawn; farther away it would leave no room for the points."""
+    result = search_result([search_row(100.0, 50, "none", 2.0)], budgets_bytes={"h100": budget_gib * GIB})
+    search_html(tmp_path / "s.html", result)
+    layouts = [figure["layout"] for figure in plotly_figures((tmp_path / "s.html").read_text())]
+    (layout,) = [found for found in layouts if "against memory" in str(found.get("title"))]
+    assert bool(layout.get("shapes")) == is_drawn
+    assert ("budget: 201.0" in str(layout["xaxis"]["title"])) != is_drawn
