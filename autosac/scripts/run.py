@@ -25,7 +25,7 @@ from autosac.capture.jobs.accumulated import Accumulation
 from autosac.capture.jobs.routing import routing_of
 from autosac.capture.jobs.script import ScriptSteps, StopScript
 from autosac.capture.jobs.script_graphs import ScriptGraphs
-from autosac.capture.jobs.script_model import ModelFinder, owned_by_modules
+from autosac.capture.jobs.script_model import ModelFinder, check_names, owned_by_modules
 from autosac.capture.jobs.session import CaptureSession
 from autosac.capture.jobs.transforms import apply_plan_file, checkpointing_of, observe_candidates
 from autosac.capture.moe_load import MoELoad, Routing
@@ -47,7 +47,7 @@ from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.shelf import SharedShelf
 from autosac.scripts.timing import CountedTimes, StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
-from autosac.trace import HostWait, Op, Signature, Trace, TraceInfo
+from autosac.trace import HostWait, Op, Parallelism, Signature, Trace, TraceInfo
 
 _LOSS_EXPONENT = 0.1
 _MOST_STOPS = 3
@@ -108,23 +108,30 @@ class ScriptRun:
             session = self._session
             self._accumulation = Accumulation(session.mode, session.recorder, self._steps, self.operator_ran)
 
-    def _model_finder(self) -> ModelFinder | None:
-        """Finds the model that is observed, or follows a plan."""
+    def _model_finder(self) -> ModelFinder:
+        """Finds the model that is observed, or follows a plan, and all pipeline stages."""
         request, recorder = self._request, self._session.recorder
 
+        def record(part: torch.nn.Module) -> None:
+            if not any(part is known for known in recorder.model_parts):
+                recorder.add_model(part)
+
         def change(model: torch.nn.Module) -> None:
+            if not request.is_changed:
+                return
             if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-                recorder.add_model(model)  # nobody calls it: its parts would be taken for models
+                record(model)  # nobody calls it: its parts would be taken for models
+            check_names(recorder.model_parts)
             if request.observe:
                 observe_candidates([model], recorder)
             else:
                 apply_plan_file(model, str(request.plan_file), recorder, strictly=False)
 
-        if not request.is_changed:
-            return None
         finder = ModelFinder(change, compiles=not request.observe)
-        finder.install()
-        finder.meet_what_is_called()
+        finder.meet_stages(record)
+        if request.is_changed:
+            finder.install()
+            finder.meet_what_is_called()
         return finder
 
     def _drawn_routing(self) -> Routing | None:
@@ -391,7 +398,8 @@ class ScriptRun:
             rank=request.rank,
             parameter_shapes=shapes,
             **checkpointing_of(parts, request.plan_file),
-            compiled=any(map(modules.has_compiled, parts)) or bool(self._finder and self._finder.is_compiled),
+            compiled=any(map(modules.has_compiled, parts)) or self._finder.is_compiled,
+            parallelism=Parallelism(pp=max(len(parts), 1)),  # only stages are several parts
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
             notes=notes,
@@ -399,15 +407,15 @@ class ScriptRun:
 
     @property
     def _found(self) -> torch.nn.Module | None:
-        """The model that is observed, or follows a plan."""
-        return self._finder.model if self._finder is not None else None
+        """The model that is observed, or follows a plan, or its first pipeline stage."""
+        return self._finder.model
 
     def _left_alone(self) -> tuple[str, ...]:
         """What plans do not decide about."""
         model = self._found
-        if model is None:
+        if model is None or not self._request.is_changed:
             return ()
-        of_model = {id(p) for p in model.parameters()}
+        of_model = {id(p) for part in self._finder.parts for p in part.parameters()}
         groups = [group for optimizer in self._session.recorder.optimizers.values() for group in optimizer.param_groups]
         trained = [p for group in groups for p in group["params"]]
         others = [p for p in trained if id(p) not in of_model]

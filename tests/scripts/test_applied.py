@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import stage as stages
 
-from autosac.capture.jobs.script_model import ModelFinder
+from autosac.capture.jobs.script_model import ModelFinder, check_names
+from autosac.errors import UsageError
 from autosac.plans import Plan
 
 TRAINING = """
@@ -95,3 +100,37 @@ def test_what_is_called_while_modules_are_made_is_not_the_model(monkeypatch: pyt
     assert finder.model is None
     model(torch.ones(1, 4))
     assert finder.model is model
+
+
+@pytest.fixture
+def single_rank() -> Iterator[None]:
+    """The process group of a world of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["bare", "wrapped"])
+def test_all_pipeline_stages_of_a_rank_are_the_model(
+    monkeypatch: pytest.MonkeyPatch, single_rank: None, *, wraps: bool
+) -> None:
+    """An interleaved schedule has several stages on a rank: a plan is for each of them, whichever was wrapped before."""
+    monkeypatch.setattr(stages._PipelineStageBase, "__init__", stages._PipelineStageBase.__init__)
+    changed: list[nn.Module] = []
+    recorded: list[nn.Module] = []
+    finder = ModelFinder(changed.append, compiles=False)
+    finder.meet_stages(recorded.append)
+    parts = [nn.Sequential(nn.Linear(4, 4)) for _ in range(2)]
+    if wraps:
+        finder.meet(parts[0][0])
+    for index, part in enumerate(parts):
+        PipelineStage(part, index, len(parts), torch.device("cpu"))
+    assert finder.parts == changed == recorded == parts
+    assert finder.model is parts[0]
+
+
+def test_pipeline_stages_with_modules_that_one_plan_cannot_tell_apart() -> None:
+    """Names that two stages of a rank have in common are names of parameters of the same shape, or there is no plan."""
+    check_names([nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))])
+    with pytest.raises(UsageError, match=r"parameters 0\.weight of different shapes, \[4, 4\] and \[2, 4\]"):
+        check_names([nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 2))])

@@ -3,6 +3,8 @@
 Nobody says what the model is, either. A module that is about to be wrapped (DDP, DataParallel, FSDP, `fully_shard`,
 `torch.compile`), or else the first module that is called to be trained, belongs to it; the model is the module around all of
 these. It is found before the call begins: a module that is called by itself follows its plan from the first call on.
+
+Of a model in pipeline stages a rank may have several (interleaved schedules): all of them are parts of the model.
 """
 
 from __future__ import annotations
@@ -10,27 +12,39 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.fx import GraphModule
 
+from autosac.capture.patches.after_import import after_import
 from autosac.capture.record.construction import trains
+from autosac.errors import UsageError
+from autosac.integrations.operators.modules import shapes_by_name, unwrapped
+
+_STAGES = "torch.distributed.pipelining.stage"
 
 
 class ModelFinder:
-    """Calls `action` with the script's model, once. `compiles`: whether `torch.compile` of a module may compile it.
+    """Calls `action` with the script's model, once, or with each of several pipeline stages. `compiles`: whether
+    `torch.compile` of a module may compile it.
 
-    `model` is what was found, `is_compiled` whether the script asks to compile a module.
+    `parts` is what was found, `model` the first of them, `is_compiled` whether the script asks to compile a module.
     """
 
     def __init__(self, action: Callable[[nn.Module], None], *, compiles: bool) -> None:
         self._action = action
         self._compiles = compiles
-        self.model: nn.Module | None = None
+        self.parts: list[nn.Module] = []
         self.is_compiled = False
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, or the first of its parts."""
+        return self.parts[0] if self.parts else None
 
     def install(self) -> None:
         """Meet modules where they are wrapped."""
@@ -63,6 +77,28 @@ class ModelFinder:
 
         modules.__call__ = call
 
+    def meet_stages(self, record: Callable[[nn.Module], None]) -> None:
+        """Meet what becomes a pipeline stage: each such module is a part of the model, and `record` gets it, too."""
+
+        def install(stages: Any) -> None:
+            original = stages._PipelineStageBase.__init__
+
+            @functools.wraps(original)
+            def init(stage: Any, submodule: nn.Module, *args: Any, **kwargs: Any) -> None:
+                around = outermost(submodule)
+                is_traced = isinstance(
+                    around, GraphModule
+                )  # the whole model, cut into stages: names are those in a stage
+                part = unwrapped(submodule if is_traced else around)
+                record(part)
+                if not any(part is known for known in self.parts):
+                    self._add(part)
+                original(stage, submodule, *args, **kwargs)
+
+            stages._PipelineStageBase.__init__ = init
+
+        after_import(_STAGES, install)
+
     def _meet_before(self, owner: Any, name: str, position: int = 0, identity: bool = False) -> None:
         original = getattr(owner, name)
 
@@ -80,9 +116,12 @@ class ModelFinder:
 
     def meet(self, module: nn.Module) -> None:
         """A part of the model."""
-        if self.model is None:
-            self.model = outermost(module)
-            self._action(self.model)
+        if not self.parts:
+            self._add(outermost(module))
+
+    def _add(self, part: nn.Module) -> None:
+        self.parts.append(part)
+        self._action(part)
 
 
 def outermost(module: nn.Module) -> nn.Module:
@@ -105,3 +144,15 @@ def owned_by_modules() -> set[int]:
     """The identities of all parameters that any module has."""
     modules = (module for module in gc.get_objects() if isinstance(module, nn.Module))
     return {id(p) for module in modules for p in vars(module).get("_parameters", {}).values() if p is not None}
+
+
+def check_names(parts: Sequence[nn.Module]) -> None:
+    """UsageError where modules of several pipeline stages cannot be told apart by what a plan knows of them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        for name, shape in shapes_by_name([part]).items():
+            if shapes.setdefault(name, shape) != shape:
+                raise UsageError(
+                    f"the pipeline stages of one rank have parameters {name} of different shapes, {list(shapes[name])} and "
+                    f"{list(shape)}: one plan cannot tell them apart; give modules of different stages different names"
+                )
