@@ -86,10 +86,9 @@ class ModelFinder:
             @functools.wraps(original)
             def init(stage: Any, submodule: nn.Module, *args: Any, **kwargs: Any) -> None:
                 around = outermost(submodule)
-                is_traced = isinstance(
-                    around, GraphModule
-                )  # the whole model, cut into stages: names are those in a stage
-                part = unwrapped(submodule if is_traced else around)
+                if isinstance(around, GraphModule):  # the whole model, cut into stages: names are those in a stage
+                    around = submodule
+                part = unwrapped(around)
                 record(part)
                 if not any(part is known for known in self.parts):
                     self._add(part)
