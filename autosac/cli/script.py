@@ -131,7 +131,8 @@ def _show_plan(planned: Planned, path: Path | None) -> None:
     out.print(reports.plan_summary(planned.plan, planned.notes))
     if planned.plan.units:
         said = f"plan written to {path}" if path is not None else "-o PLAN.json writes the plan to a file"
-        out.print(f"{said}. To apply it, before DDP, FSDP and torch.compile:", soft_wrap=True, markup=False)
+        what_wraps = "DDP, FSDP, parallelize_module, PipelineStage and torch.compile"
+        out.print(f"{said}. To apply it, before {what_wraps}:", soft_wrap=True, markup=False)
         out.print(_TWO_LINES.format(path=path or "PLAN.json"), soft_wrap=True, markup=False, highlight=False)
 
 
