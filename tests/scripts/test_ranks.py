@@ -400,3 +400,49 @@ def test_a_rank_that_evaluates_alone_and_tells_the_others(run: Any) -> None:
     ended = run(EVALUATES, "--nproc", "4", "--quiet")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("0\n1\n2\n") and "of 4 ranks, 0, 3 ran" in ended.stdout
+
+
+INTERLEAVED = """
+from collections import OrderedDict
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+indices = rank, rank + 2
+parts = [nn.Sequential(OrderedDict({f"block{i}": Block(), f"last{i}": Block()})).to(device) for i in indices]
+stages = [PipelineStage(part, i, 4, device) for part, i in zip(parts, indices)]
+schedule = ScheduleInterleaved1F1B(stages, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=0.1)
+for step in range(3):
+    x = torch.randn(8192, 512, device=device)
+    if rank == 0:
+        schedule.step(x)
+    else:
+        schedule.step(target=x)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_plan_is_for_all_stages_of_a_rank(run: Any) -> None:
+    """Two ranks have two pipeline stages each: modules of all four are checkpointed, and either rank fits the budget."""
+    ended = run(INTERLEAVED, "--nproc", "2", "--plan", "560MiB", "--json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    plan = json.loads(ended.stdout)["plan"]
+    assert {f"block{i}" for i in range(4)} <= {unit["fqn"] for unit in plan["units"]}
+    predicted = plan["predictions"]
+    assert predicted["autosac"]["peak_reserved_bytes"] <= 560 * 2**20 < predicted["none"]["peak_reserved_bytes"]
