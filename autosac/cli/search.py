@@ -206,11 +206,9 @@ def _print(arguments: argparse.Namespace, result: SearchResult, files: Sequence[
     out.print(search_summary(result))
     if files:
         out.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
-    allocator = (
-        result.best.layout.allocator if result.best is not None and files and arguments.output is not None else ""
-    )
-    if allocator:  # which no job file can say
-        out.print(f"run it with PYTORCH_CUDA_ALLOC_CONF={allocator}", soft_wrap=True)
+    if files and arguments.output is not None and result.best is not None and result.best.layout.allocator:
+        # which no job file can say
+        out.print(f"run it with PYTORCH_CUDA_ALLOC_CONF={result.best.layout.allocator}", soft_wrap=True)
 
 
 def _nothing_fits(result: SearchResult) -> str:

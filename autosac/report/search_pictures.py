@@ -235,11 +235,11 @@ def _against_memory(go: Any, result: SearchResult) -> Any:
     budgets: dict[int, list[str]] = {}
     for gpu, size in result.budgets_bytes.items():
         budgets.setdefault(size, []).append(gpu)
-    most = max((row.measured.peak_reserved_bytes for row in result.rows), default=0)
+    most = max(row.measured.peak_reserved_bytes for row in result.rows)
     beyond: list[str] = []
     for size, gpus in budgets.items():
         text = "budget" if len(budgets) == 1 else f"budget of {html.escape(printable(', '.join(gpus)))}"
-        if result.rows and size > _FAR * most:  # its line would leave no room for the points
+        if size > _FAR * most:  # its line would leave no room for the points
             beyond.append(f"; {text}: {size / GIB:.1f}")
             continue
         figure.add_vline(

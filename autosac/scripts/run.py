@@ -112,15 +112,11 @@ class ScriptRun:
         """Finds the model that is observed, or follows a plan, and all pipeline stages."""
         request, recorder = self._request, self._session.recorder
 
-        def record(part: torch.nn.Module) -> None:
-            if not any(part is known for known in recorder.model_parts):
-                recorder.add_model(part)
-
         def change(model: torch.nn.Module) -> None:
             if not request.is_changed:
                 return
             if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-                record(model)  # nobody calls it: its parts would be taken for models
+                recorder.add_model(model)  # nobody calls it: its parts would be taken for models
             check_names(recorder.model_parts)
             if request.observe:
                 observe_candidates([model], recorder)
@@ -128,7 +124,7 @@ class ScriptRun:
                 apply_plan_file(model, str(request.plan_file), recorder, strictly=False)
 
         finder = ModelFinder(change, compiles=not request.observe)
-        finder.meet_stages(record)
+        finder.meet_stages(recorder.add_model)
         if request.is_changed:
             finder.install()
             finder.meet_what_is_called()

@@ -58,8 +58,8 @@ _WITHOUT_LAUNCHER = (
 )
 # Of these sources the runs on several nodes were started by a launcher that makes TorchTitan's settings: the memory of all
 # five shows it.
-_NODE = 8  # GPUs
 _LAUNCHED_ON_NODES = ("commit d66b72a6a",)
+_NODE = 8  # GPUs
 # The page's table of context parallelism is of runs that the launcher started: one row shows it, the others confirm it.
 _LAUNCHED_TABLE = "Table 2 (CP)"
 # "Float8" on this page is TorchTitan's recipe of its time, with FSDP's all-gathers in float8: the memory of its pipelines,

@@ -108,9 +108,10 @@ class Recorder:
     # ---- the job tells what it consists of --------------------------------------------------------------------------
 
     def add_model(self, model: torch.nn.Module) -> None:
-        """A part of the model: its modules get names, its parameters and buffers labels."""
-        self.model_parts.append(model)
-        self.phases.modules.add(model)
+        """A part of the model, unless it is known: its modules get names, its parameters and buffers labels."""
+        if not any(model is known for known in self.model_parts):
+            self.model_parts.append(model)
+            self.phases.modules.add(model)
 
     def steps(self, count: int) -> Iterator[tuple[int, int]]:
         """The numbers of the steps to run, one by one, each with that of the last, the only one that is recorded.
