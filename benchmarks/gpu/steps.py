@@ -7,8 +7,8 @@
 two, the peaks of active and reserved bytes from the first step on, and in ``traces/`` PyTorch's profiler's record of one more
 step. A process imports its libraries while the one before it trains. `--stride 0/2` takes every second job. Compiled jobs
 are compiled side by side first, into Inductor's cache. `predict` simulates the jobs of these files without a GPU and prints
-both as Markdown. Kinds: eager, compiled (`benchmarks.gpu.unseen`), later, later-compiled (`unseen_later`), study. The study's
-jobs need `transformers==4.46.2`.
+both as Markdown. Kinds: eager, compiled (`benchmarks.gpu.unseen`), later, third (`unseen_later`, `unseen_third`; compiled:
+later-compiled, third-compiled), study. The study's jobs need `transformers==4.46.2`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from benchmarks.gpu.children import Child, before, one_by_one, told
 from benchmarks.gpu.common import environment, write_result
 from benchmarks.truth import truth_folder
 
-_KINDS = ("eager", "compiled", "study", "later", "later-compiled")
+_KINDS = ("eager", "compiled", "study", "later", "later-compiled", "third", "third-compiled")
+_LISTS = {"later": "unseen_later", "third": "unseen_third"}
 _WARM_UP, _STEPS, _LONGEST_S = 2, 5, 120
 _SIDE_BY_SIDE = 4
 _LIBRARIES = ("triton", "transformers", "timm", "torchvision")
@@ -53,9 +54,7 @@ def jobs_of(kind: str, truth: Path | None) -> list[tuple[str, Callable[[Any], An
         if truth is None:
             raise AutosacError("the study's jobs need --truth, the folder of its configurations")
         return [(c.describe(), functools.partial(make_step, c)) for c in read_configs(truth)]
-    module = importlib.import_module(
-        "benchmarks.gpu.unseen_later" if kind.startswith("later") else "benchmarks.gpu.unseen"
-    )
+    module = importlib.import_module(f"benchmarks.gpu.{_LISTS.get(kind.split('-')[0], 'unseen')}")
     return [(job.name, job.make_step) for job in module.JOBS if job.compiled == kind.endswith("compiled")]
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from autosac.estimator import load_hardware
 from autosac.files.writing import write_text_atomically
+from benchmarks.gpu import alone
 from benchmarks.gpu.children import before, one_by_one, told
 from benchmarks.gpu.common import ROOT, environment, parse_arguments, write_result
 
@@ -44,7 +45,7 @@ _VARIANTS: dict[str, tuple[list[str], tuple[str, ...], tuple[float, ...]]] = {
 }
 _STEPS, _WARM_UP, _SEQ_LEN = 8, 2, 4096
 _FILLED = 0.95  # of the device's memory may be planned for
-_LONGEST_RUN_S = 180
+_LONGEST_RUN_S = 120
 _GIB = 2**30
 RECORD = "AUTOSAC_BENCHMARK_RECORD"  # `titan_models` writes there what TorchTitan logs
 # Flavor: GiB of a sequence's activations without checkpointing, and of parameters, gradients and states in float32.
@@ -144,12 +145,15 @@ class Runs:
 
 def _commands(cases: Sequence[dict[str, Any]], folder: Path) -> Iterator[list[str]]:
     for case in cases:
-        traced = case.get("trace", "")
-        yield ["benchmarks.gpu.titan", "child", json.dumps([str(folder), case["job"], traced, *case["arguments"]])]
+        yield ["benchmarks.gpu.titan", "child", json.dumps([str(folder), case])]
 
 
-def child(folder: Path, job: str, traced: str, arguments: Sequence[str], result: Path) -> None:
-    """One case: TorchTitan's trainer as the only rank, and what it logged; `traced` names the profiler's record of it."""
+def child(folder: Path, case: dict[str, Any], result: Path) -> None:
+    """One case: TorchTitan's trainer as the only rank, or as the first of the case's `ranks`, and what it logged.
+
+    The case's `trace` names the profiler's record of it.
+    """
+    job, traced, arguments = case["job"], case.get("trace", ""), case["arguments"]
     record, dump = result.with_name("record.jsonl"), result.with_name("torchtitan")
     sys.argv = ["train.py", "--job.config_file", str(folder / job), "--job.dump_folder", str(dump)]
     sys.argv += [str(folder / argument) if argument.endswith(".json") else argument for argument in arguments]
@@ -159,6 +163,9 @@ def child(folder: Path, job: str, traced: str, arguments: Sequence[str], result:
 
     told()
     os.environ.update(_only_rank(), **{RECORD: str(record)})
+    if case.get("ranks", 1) > 1:
+        torch.cuda.set_device(0)
+        alone.initialise(case["ranks"])
     try:
         train(Trainer)
     except torch.OutOfMemoryError:
@@ -244,8 +251,8 @@ def measure(cases: Sequence[dict[str, Any]], device: str, folder: Path, until: f
 def main() -> None:
     """Predict, then run."""
     if sys.argv[1:2] == ["child"]:
-        folder_of_job, job, traced, *trained = json.loads(sys.argv[2])
-        child(Path(folder_of_job), job, traced, trained, Path(sys.argv[3]))
+        folder_of_job, case = json.loads(sys.argv[2])
+        child(Path(folder_of_job), case, Path(sys.argv[3]))
         return
     arguments = parse_arguments(__doc__ or "")
     until = time.monotonic() + 60 * arguments.minutes

@@ -1,7 +1,7 @@
 """What TorchTitan jobs of this benchmark import (``job.custom_config_module``): Llama sizes, synthetic data, a recorder.
 
-Registers the flavors 1B, 3B (Llama-3.2's sizes, untied), 8B-cut and 8B-12 (eight and twelve layers of the 8B) of llama3, 14B-6
-of qwen3 and 16B-4 of deepseek_v3 (so many of their layers), with random tokens in place of a data set and its tokenizer.
+Registers the flavors 1B, 3B (Llama-3.2's sizes, untied), 8B-cut and 8B-12 (eight and twelve layers of the 8B) of llama3, and
+some layers of other models (`_CUT`: 14B-6 has six of them), with random tokens in place of a data set and its tokenizer.
 Where the environment names a file (`RECORD`), every step's figures are appended to
 it as JSON lines, as TorchTitan's own loggers get them.
 """
@@ -28,6 +28,13 @@ _LLAMAS = {
     "3B": TransformerModelArgs(dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_COMMON),
     "8B-cut": TransformerModelArgs(dim=4096, n_layers=8, n_heads=32, ffn_dim_multiplier=1.3, **_COMMON),
     "8B-12": TransformerModelArgs(dim=4096, n_layers=12, n_heads=32, ffn_dim_multiplier=1.3, **_COMMON),
+}
+_CUT = {
+    "llama3": (("70B", 16),),
+    "qwen3": (("14B", 6), ("32B", 16), ("30B-A3B", 12)),
+    "deepseek_v3": (("16B", 4),),
+    "gpt_oss": (("20b", 6),),
+    "llama4": (("17bx16e_irope", 4),),
 }
 
 
@@ -79,9 +86,8 @@ def _cut(name: str, flavor: str, layers: int) -> dict[str, Any]:
     return {f"{flavor}-{layers}": dataclasses.replace(args, n_layers=layers)}
 
 
-for _name, _flavors in {
-    "llama3": _LLAMAS,
-    "qwen3": _cut("qwen3", "14B", 6),
-    "deepseek_v3": _cut("deepseek_v3", "16B", 4),
-}.items():
-    registry._extra_train_specs[_name] = _spec(_name, _flavors)
+for _name, _flavors in _CUT.items():
+    _found: dict[str, Any] = dict(_LLAMAS) if _name == "llama3" else {}
+    for _flavor, _layers in _flavors:
+        _found |= _cut(_name, _flavor, _layers)
+    registry._extra_train_specs[_name] = _spec(_name, _found)
