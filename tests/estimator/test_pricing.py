@@ -131,7 +131,7 @@ def test_rank_0_is_a_peer_like_any_other(make_trace: Callable[..., Trace]) -> No
 def test_received_chunks_of_context_parallelism_take_longer(
     make_trace: Callable[..., Trace], meta: Callable[..., TensorMeta]
 ) -> None:
-    """Half of the keys of another rank: 1.37 times the kernel's time; the rank's own keys and jobs without it as they are."""
+    """Half of the keys of another rank: 1.27 times the kernel's time; the rank's own keys and jobs without it as they are."""
     query, half = meta((1, 8, 4096, 128)), meta((1, 8, 2048, 128))
     name = "aten._scaled_dot_product_flash_attention.default"
     own = Signature(name, (query, query, query), (query,), (("is_causal", True),))
@@ -139,5 +139,5 @@ def test_received_chunks_of_context_parallelism_take_longer(
     alone, parallel = (
         price(make_trace([own, received], parallelism=Parallelism(cp=cp)), H100, CLUSTER) for cp in (1, 2)
     )
-    assert parallel.event_ms == pytest.approx(alone.event_ms * [1.0, 1.37])
+    assert parallel.event_ms == pytest.approx(alone.event_ms * [1.0, 1.27])
     assert parallel.event_rel_std[1] > alone.event_rel_std[1]

@@ -25,37 +25,59 @@ def _forward(x: TensorMeta, *more: TensorMeta, **arguments: float | bool) -> Sig
 
 
 def test_blocks_and_tiles_are_dealt_to_the_processors(meta: Meta) -> None:
-    """264 heads of 1,024 positions: 8 blocks and 64 tiles each on half a processor; head sizes above 64 fill 128."""
-    for head, tile in ((64, 1.084), (80, 1.593), (128, 1.593), (160, 2.611), (192, 2.611), (256, 2.611)):
-        expected = 6.2 + 2 * (8 * 2.73 + 64 * tile)
+    """264 heads of 1,024 positions: 8 blocks and 64 tiles each on half a processor; heads of 80 fill 128, and so on."""
+    for head, tile in ((64, 1.08), (80, 1.59), (128, 1.59), (160, 2.29), (192, 2.29), (256, 2.99)):
+        expected = 3.3 + 2 * (8 * 1.39 + 64 * 1.07 * tile)
         assert _us(_forward(meta((33, 8, 1024, head)))) == pytest.approx(expected)
 
 
-def test_a_causal_mask_leaves_out_tiles(meta: Meta) -> None:
-    """36 of 64 tiles, of which the 8 on the diagonal cost 92 %."""
-    us = _us(_forward(meta((33, 8, 1024, 64)), is_causal=True))
-    assert us == pytest.approx(6.2 + 2 * (8 * 2.73 + (36 - 8 * 0.08) * 1.084))
+def test_causal_blocks_are_dealt_in_their_order(meta: Meta) -> None:
+    """132 heads of 256 positions: a short and a long block each. The first 66 heads fill all processors; half of those that
+    had a long block get another long one.
+    """
+    us = _us(_forward(meta((132, 1, 256, 64)), is_causal=True))
+    assert us == pytest.approx(3.3 + 2 * (1.39 + (1 + 1.16) * 1.07 * 1.08))
 
 
-def test_one_block_is_the_least(meta: Meta) -> None:
-    """A single head of 8,192 positions: 64 blocks on 132 processors take as long as one with its 64 tiles."""
-    assert _us(_forward(meta((1, 1, 8192, 64)))) == pytest.approx(6.2 + 2.73 + 64 * 1.084)
+def test_many_heads_before_the_last_ones_keep_all_processors_busy(meta: Meta) -> None:
+    """Beside the 528 heads whose blocks are dealt one by one, 66 more add both of their blocks on half of the processors."""
+    short, long = (1.39 + tiles * 1.07 * 1.08 for tiles in (1.16, 2.16))
+    few, more = (_us(_forward(meta((heads, 1, 256, 64)), is_causal=True)) for heads in (528, 594))
+    assert more - few == pytest.approx((short + long) / 2)
+
+
+def test_a_last_round_is_as_long_as_any(meta: Meta) -> None:
+    """133 blocks on 132 processors take two rounds; one head of 8,192 positions, 64 blocks, takes one of 64 tiles."""
+    block = 1.39 + 1.07 * 1.08
+    assert _us(_forward(meta((133, 1, 128, 64)))) == pytest.approx(3.3 + 2 * block)
+    assert _us(_forward(meta((1, 1, 8192, 64)))) == pytest.approx(3.3 + 1.39 + 64 * 1.07 * 1.08)
 
 
 def test_dropout_and_masks_cost_at_every_tile(meta: Meta) -> None:
     """2.73 and 3.15 times the time of a tile."""
     x, mask = meta((33, 8, 1024, 64)), meta((33, 1, 1024, 1024))
     dropped, masked = _us(_forward(x, dropout_p=0.1)), _us(_forward(x, mask))
-    assert dropped == pytest.approx(6.2 + 2 * (8 * 2.73 + 64 * 2.73 * 1.084))
-    assert masked == pytest.approx(6.2 + 2 * (8 * 2.73 + 64 * 3.15 * 1.084))
+    assert dropped == pytest.approx(3.3 + 2 * (8 * 1.39 + 64 * 2.73 * 1.07 * 1.08))
+    assert masked == pytest.approx(3.3 + 2 * (8 * 1.39 + 64 * 3.15 * 1.07 * 1.08))
 
 
 def test_a_backward_accumulates_in_float32(meta: Meta) -> None:
-    """Its own start, blocks and tiles, and 14 bytes for each element of the queries."""
+    """Its own start and tiles, blocks that depend on the size of heads, and 14 bytes for each element of the queries."""
     x, log = meta((33, 8, 1024, 64)), meta((33, 8, 1024, 1), "float32")
     us = _us(Signature(f"{NAME}_backward.default", (x, x, x, x, x, log), (x, x, x)))
-    tiles = 2 * (8 * 2.90 + 64 * 3.098)
-    assert us == pytest.approx(23.6 + tiles + 14 * 264 * 1024 * 64 / (3350e3 * 0.88))
+    tiles = 2 * (8 * 5.11 / 2 + 64 * 1.07 * 2.81)
+    assert us == pytest.approx(25.8 + tiles + 14 * 264 * 1024 * 64 / (3350e3 * 0.88))
+
+
+def test_a_causal_backward_begins_with_the_longest_blocks(meta: Meta) -> None:
+    """132 heads of 256 positions: keys 0 to 127 meet two tiles of queries, the others one. Half of the processors that had a
+    long block get another long one.
+    """
+    x, log = meta((132, 1, 256, 64)), meta((132, 1, 256, 1), "float32")
+    call = Signature(f"{NAME}_backward.default", (x, x, x, x, x, log), (x, x, x), (("is_causal", True),))
+    long = 5.11 / 2 + 2.10 * 1.07 * 2.81
+    sums = 14 * 132 * 256 * 64 / (3350e3 * 0.88)
+    assert _us(call) == pytest.approx(25.8 + 2 * long + sums)
 
 
 def test_a_window_leaves_out_tiles(meta: Meta) -> None:
@@ -69,8 +91,8 @@ def test_a_window_leaves_out_tiles(meta: Meta) -> None:
     assert us == pytest.approx(6.2 + 2 * (8 * 2.73 + (pairs / 128**2 + 8 - 8 * 0.08) * 1.084))
 
 
-def test_newer_flash_attention_differs_from_cudnn_in_some_tiles(meta: Meta) -> None:
-    """FlashAttention-3 is as fast as cuDNN with heads of 128, and slower with heads of 256."""
+def test_newer_flash_attention_has_tiles_of_its_own(meta: Meta) -> None:
+    """FlashAttention-3's blocks of heads of 128 and of 256."""
     for head, tile in ((128, 1.593), (256, 3.731)):
         x = meta((33, 8, 1024, head))
         call = Signature(
@@ -121,19 +143,21 @@ def test_triton_uses_blackwells_processors_as_hoppers(meta: Meta) -> None:
 
 def test_flash_attention_two_has_blocks_and_tiles_of_its_own(meta: Meta) -> None:
     """264 heads of 1,024 positions on an H100, with tiles that take 7 % longer than in bursts, and float32 sums beside the
-    backward; a B200's processors take as long each for the backward, and 9 % more for the forward's tiles.
+    backward; 296 heads on a B200, whose processors take as long each for the backward, and 3 % more for the forward's tiles.
     """
-    x, log = meta((33, 8, 1024, 64)), meta((33, 8, 1024), "float32")
     name = "aten._scaled_dot_product_flash_attention"
-    forward = Signature(f"{name}.default", (x, x, x), (x,))
-    backward = Signature(f"{name}_backward.default", (x, x, x, x, x, log), (x, x, x))
-    assert _us(forward) == pytest.approx(7.0 + 2 * (8 * 2.11 + 64 * 1.07 * 1.667))
-    tiles = 8 * 4.14 + 64 * 1.07 * 4.632
-    assert _us(backward) == pytest.approx(20.0 + 2 * tiles + 14 * 264 * 1024 * 64 / (3350e3 * 0.88))
-    heads = 264 / 148
-    assert _us(forward, "b200-sxm-180gb") == pytest.approx(7.0 + heads * (8 * 2.11 + 64 * 1.07 * 1.09 * 1.667))
-    sums = 14 * 264 * 1024 * 64 / (8000e3 * 0.88)
-    assert _us(backward, "b200-sxm-180gb") == pytest.approx(20.0 + heads * tiles + sums)
+
+    def calls(heads: int) -> tuple[Signature, Signature]:
+        x, log = meta((heads, 1, 1024, 64)), meta((heads, 1, 1024), "float32")
+        forward = Signature(f"{name}.default", (x, x, x), (x,))
+        return forward, Signature(f"{name}_backward.default", (x, x, x, x, x, log), (x, x, x))
+
+    tiles = 8 * 5.19 + 64 * 1.07 * 4.67
+    for gpu, heads, slower, gbps in (("h100-sxm-80gb", 264, 1.0, 3350), ("b200-sxm-180gb", 296, 1.03, 8000)):
+        forward, backward = calls(heads)
+        assert _us(forward, gpu) == pytest.approx(2 * (8 * 1.94 + 64 * 1.07 * slower * 1.76))
+        sums = 14 * heads * 1024 * 64 / (gbps * 1e3 * 0.88)
+        assert _us(backward, gpu) == pytest.approx(6.4 + 2 * tiles + sums)
 
 
 def test_other_gpus_and_kernels_are_not_answered(meta: Meta) -> None:
