@@ -8,7 +8,8 @@
 - B200, 32,768 tokens, 2,048 columns, bf16: Dao-AILab/flash-attention, pull requests 2605 (forward, the faster machine) and
   2280 (8,192 positions, forward and backward).
 
-Those marked with a star were used in a fit (`estimator/attention_times.py`): FlashAttention-2's on a B200 for one number.
+Those marked with a star were used in a fit (`estimator/attention_times.py`): FlashAttention-2's on a B200 for one number. Its
+prices are those of PyTorch's kernels in steps, about 11 % above bursts of its authors' own build.
 """
 
 from __future__ import annotations
@@ -57,27 +58,27 @@ def _issue(backward: bool, *measured: float) -> Series:
 
 def _page(backward: bool, *measured: float) -> Series:
     by_length = dict(zip(_LENGTHS, measured, strict=False))
-    return Series("h100-sxm-80gb", "FA2", 64, False, backward, by_length, fitted=not backward)
+    return Series("h100-sxm-80gb", "FA2", 64, False, backward, by_length)
 
 
 def _benchmark(causal: bool, *ms: float) -> Series:
     """Given in milliseconds."""
     operations = {length: 4 * 16384 * _COLUMNS * length * (0.5 if causal else 1) for length in _LENGTHS}
     tera = {length: operations[length] / time / 1e9 for length, time in zip(_LENGTHS, ms, strict=False)}
-    return Series("h100-sxm-96gb-meta", "FA2", 128, causal, False, tera, fitted=causal)
+    return Series("h100-sxm-96gb-meta", "FA2", 128, causal, False, tera)
 
 
 _SERIES = (
-    _paper("FA2", 128, False, 309, 350, 362, 368, 370, 370, fitted=True),
+    _paper("FA2", 128, False, 309, 350, 362, 368, 370, 370),
     _paper("cuDNN", 128, False, 497, 574, 617, 609, 600, 595),
     _paper("FA3", 128, False, 467, 565, 625, 638, 646, 648),
-    _paper("FA2", 256, False, 208, 251, 278, 293, 297, 298, fitted=True),
+    _paper("FA2", 256, False, 208, 251, 278, 293, 297, 298),
     _paper("cuDNN", 256, False, 308, 391, 450, 483, 497, 509),
     _paper("FA3", 256, False, 286, 427, 537, 612, 628, 642, fitted=True),
-    _paper("FA2", 64, True, 198, 238, 264, 279, 287, 291, fitted=True),
+    _paper("FA2", 64, True, 198, 238, 264, 279, 287, 291),
     _paper("cuDNN", 64, True, 266, 348, 395, 417, 432, 433),
     _paper("FA3", 64, True, 272, 363, 422, 453, 472, 474, fitted=True),
-    _paper("FA2", 128, True, 214, 260, 291, 310, 318, 322, fitted=True),
+    _paper("FA2", 128, True, 214, 260, 291, 310, 318, 322),
     _paper("cuDNN", 128, True, 305, 408, 465, 499, 518, 516),
     _paper("FA3", 128, True, 316, 424, 501, 542, 559, 561),
     _page(False, 252.5, 294.8, 308.1, 312.0, 310.2),

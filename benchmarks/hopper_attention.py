@@ -2,14 +2,13 @@
 [--fit]``.
 
 - *one by one*: on an H200 (`benchmarks/gpu/products.py`, 20 sizes each way); those up to 16,384 positions were fitted.
-- *H100's steps*: kernels of cuDNN's inside the profiled steps of an H100 (`benchmarks/step_kinds`). Its even jobs say how much
-  longer kernels take in steps (`attention_times.IN_STEPS`, one number for all); everything else is held out.
-- *H200's steps*: held out. The Llamas among them ran at the power limit, which these prices leave out.
+- *H100's steps*, *H200's steps*: kernels of cuDNN's inside profiled steps (`benchmarks/step_kinds`), held out. The Llamas of
+  the H200 ran at the power limit, which these prices leave out.
 - *table*: NVIDIA's of an H200 with cuDNN (2 sequences, 64 heads, 8 of keys, in the folder that ``--truth`` names). Held out.
 - *pages*: FlashAttention-2 as its authors and others measured it (`benchmarks/flash_attention.py`), held out. The authors'
   build is 4 % faster than the one in PyTorch.
 
-Prices are those of steps. Calls one by one, tables and pages are bursts, and are compared with prices without those 7 %.
+All of FlashAttention-2's are bursts, and are compared with prices without the 7 % that its tiles take longer in steps.
 
 Prints the errors of each group; with ``--fit`` the parameters are fitted again.
 """
@@ -30,7 +29,6 @@ from autosac.estimator.hardware import load_hardware
 from autosac.estimator.models import first_estimates
 from autosac.estimator.power import uncapped
 from autosac.estimator.pricing import default_models
-from autosac.estimator.tiled_attention import has_bias
 from autosac.estimator.work import attention_shape, work_of
 from autosac.trace import Signature
 from benchmarks import flash_attention
@@ -55,7 +53,6 @@ class Row(NamedTuple):
     fitted: bool
     measured_us: float
     signature: Signature
-    even: bool = False
 
     @property
     def kernel(self) -> str:
@@ -79,8 +76,7 @@ def rows(truth: Path | None = None) -> Iterator[Row]:
         for kind in evidence.load(_FOLDER / "step_kinds" / file):
             shape = attention_shape(kind.signature) if "attention" in kind.signature.name else None
             if shape is not None and shape.backend in ("cudnn", "flash") and shape.dtype in ("float16", "bfloat16"):
-                source, even = f"{gpu[:4].upper()}'s steps", kind.number % 2 == 0
-                yield Row(source, gpu, kind.job, False, kind.us, kind.signature, even)
+                yield Row(f"{gpu[:4].upper()}'s steps", gpu, kind.job, False, kind.us, kind.signature)
     for series in flash_attention._SERIES:
         if series.kernel == "FA2" and series.gpu.startswith("h100"):
             for length, tera in series.measured.items():
@@ -139,17 +135,6 @@ def fit(measured: Sequence[Row], kernel: str) -> BlockTimes:
     return fitted_times(_ALONE, backend, pairs, backward, changed, first)
 
 
-def in_steps(measured: Sequence[Row]) -> tuple[float, float]:
-    """The median of how much longer cuDNN's kernels take in the H100's steps than their prices, even jobs and odd ones.
-
-    With `IN_STEPS` in the prices it is what is left of it. Kernels with a bias are left out.
-    """
-    chosen = [row for row in measured if row.source == "H100's steps" and not has_bias(row.signature)]
-    ratios = [row.measured_us / price for row, price in zip(chosen, prices_us(chosen), strict=True)]
-    halves = [[ratio for row, ratio in zip(chosen, ratios, strict=True) if row.even == even] for even in (True, False)]
-    return statistics.median(halves[0]), statistics.median(halves[1])
-
-
 def main() -> None:
     """Print a line for each group, or the parameters."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -161,11 +146,10 @@ def main() -> None:
     if options.fit:
         for kernel in ("cudnn forward", "cudnn backward", "flash forward", "flash backward"):
             print(kernel, fit(measured, kernel))
-        print("left of what kernels take longer in steps: even jobs {:.3f}, odd {:.3f}".format(*in_steps(measured)))
         return
     errors: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
     for row, price in zip(measured, prices_us(measured), strict=True):
-        error = price / (1.0 if "steps" in row.source else IN_STEPS) / row.measured_us - 1
+        error = price / (IN_STEPS if row.kernel.startswith("flash") else 1.0) / row.measured_us - 1
         errors[row.kernel, row.source, "causal" if row.causal else "whole", "*" if row.fitted else " "].append(error)
         if options.rows:
             mask = "causal" if row.causal else ""

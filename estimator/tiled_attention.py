@@ -66,7 +66,7 @@ class TiledAttention:
         if kernels is None:
             return None
         times = kernels.backward if shape.backward else kernels.forward
-        us = self._us(shape, times, _slower(self._hardware, kernels.measured_on), biased=has_bias(signature))
+        us = self._us(shape, times, _slower(self._hardware, kernels.measured_on), biased=_has_bias(signature))
         suffix = self._hardware.fitted_elsewhere(kernels.measured_on)
         return Estimate(us * 1e-3, f"tiles:attention{suffix}", _REL_STD)
 
@@ -150,7 +150,7 @@ def _tiles(shape: AttentionShape, diagonal: float) -> tuple[float, float]:
     return tiles - (queries * (1 - diagonal) if masked else 0.0), longest
 
 
-def has_bias(signature: Signature) -> bool:
+def _has_bias(signature: Signature) -> bool:
     """Whether a mask is among the tensors: one more of four dimensions than query, key, value (output, gradient, sums)."""
     four = sum(len(meta.shape) == 4 for meta in signature.inputs)
     plain = 6 if "backward" in base_name(signature.name) else 3

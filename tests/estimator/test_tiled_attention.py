@@ -27,7 +27,7 @@ def _forward(x: TensorMeta, *more: TensorMeta, **arguments: float | bool) -> Sig
 def test_blocks_and_tiles_are_dealt_to_the_processors(meta: Meta) -> None:
     """264 heads of 1,024 positions: 8 blocks and 64 tiles each on half a processor; heads of 80 fill 128, and so on."""
     for head, tile in ((64, 1.08), (80, 1.59), (128, 1.59), (160, 2.29), (192, 2.29), (256, 2.99)):
-        expected = 3.3 + 2 * (8 * 1.39 + 64 * 1.07 * tile)
+        expected = 7.5 + 2 * (8 * 1.39 + 64 * tile)
         assert _us(_forward(meta((33, 8, 1024, head)))) == pytest.approx(expected)
 
 
@@ -36,36 +36,36 @@ def test_causal_blocks_are_dealt_in_their_order(meta: Meta) -> None:
     had a long block get another long one.
     """
     us = _us(_forward(meta((132, 1, 256, 64)), is_causal=True))
-    assert us == pytest.approx(3.3 + 2 * (1.39 + (1 + 1.16) * 1.07 * 1.08))
+    assert us == pytest.approx(7.5 + 2 * (1.39 + (1 + 1.16) * 1.08))
 
 
 def test_many_heads_before_the_last_ones_keep_all_processors_busy(meta: Meta) -> None:
     """Beside the 528 heads whose blocks are dealt one by one, 66 more add both of their blocks on half of the processors."""
-    short, long = (1.39 + tiles * 1.07 * 1.08 for tiles in (1.16, 2.16))
+    short, long = (1.39 + tiles * 1.08 for tiles in (1.16, 2.16))
     few, more = (_us(_forward(meta((heads, 1, 256, 64)), is_causal=True)) for heads in (528, 594))
     assert more - few == pytest.approx((short + long) / 2)
 
 
 def test_a_last_round_is_as_long_as_any(meta: Meta) -> None:
     """133 blocks on 132 processors take two rounds; one head of 8,192 positions, 64 blocks, takes one of 64 tiles."""
-    block = 1.39 + 1.07 * 1.08
-    assert _us(_forward(meta((133, 1, 128, 64)))) == pytest.approx(3.3 + 2 * block)
-    assert _us(_forward(meta((1, 1, 8192, 64)))) == pytest.approx(3.3 + 1.39 + 64 * 1.07 * 1.08)
+    block = 1.39 + 1.08
+    assert _us(_forward(meta((133, 1, 128, 64)))) == pytest.approx(7.5 + 2 * block)
+    assert _us(_forward(meta((1, 1, 8192, 64)))) == pytest.approx(7.5 + 1.39 + 64 * 1.08)
 
 
 def test_dropout_and_masks_cost_at_every_tile(meta: Meta) -> None:
     """2.73 and 3.15 times the time of a tile."""
     x, mask = meta((33, 8, 1024, 64)), meta((33, 1, 1024, 1024))
     dropped, masked = _us(_forward(x, dropout_p=0.1)), _us(_forward(x, mask))
-    assert dropped == pytest.approx(3.3 + 2 * (8 * 1.39 + 64 * 2.73 * 1.07 * 1.08))
-    assert masked == pytest.approx(3.3 + 2 * (8 * 1.39 + 64 * 3.15 * 1.07 * 1.08))
+    assert dropped == pytest.approx(7.5 + 2 * (8 * 1.39 + 64 * 2.73 * 1.08))
+    assert masked == pytest.approx(7.5 + 2 * (8 * 1.39 + 64 * 3.15 * 1.08))
 
 
 def test_a_backward_accumulates_in_float32(meta: Meta) -> None:
     """Its own start and tiles, blocks that depend on the size of heads, and 14 bytes for each element of the queries."""
     x, log = meta((33, 8, 1024, 64)), meta((33, 8, 1024, 1), "float32")
     us = _us(Signature(f"{NAME}_backward.default", (x, x, x, x, x, log), (x, x, x)))
-    tiles = 2 * (8 * 5.11 / 2 + 64 * 1.07 * 2.81)
+    tiles = 2 * (8 * 5.11 / 2 + 64 * 2.81)
     assert us == pytest.approx(25.8 + tiles + 14 * 264 * 1024 * 64 / (3350e3 * 0.88))
 
 
@@ -75,7 +75,7 @@ def test_a_causal_backward_begins_with_the_longest_blocks(meta: Meta) -> None:
     """
     x, log = meta((132, 1, 256, 64)), meta((132, 1, 256, 1), "float32")
     call = Signature(f"{NAME}_backward.default", (x, x, x, x, x, log), (x, x, x), (("is_causal", True),))
-    long = 5.11 / 2 + 2.10 * 1.07 * 2.81
+    long = 5.11 / 2 + 2.10 * 2.81
     sums = 14 * 132 * 256 * 64 / (3350e3 * 0.88)
     assert _us(call) == pytest.approx(25.8 + 2 * long + sums)
 
