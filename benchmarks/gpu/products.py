@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,15 +169,15 @@ def _attention(kind: str, shape: Sequence[int], causal: bool, *, backward: bool)
     return make
 
 
-def measure(out: Path) -> None:
-    """Time all calls, write at the end of each kind."""
+def measure(timed_calls: Iterable[Call], path: Path) -> None:
+    """Time calls, write after every few."""
     from autosac.estimator.calibration.calls import ReplayedCall
     from autosac.estimator.calibration.timing import time_call
     from autosac.trace import Signature
     from benchmarks.gpu.common import write_result
 
     device, rows = torch.device("cuda"), []
-    for call in calls():
+    for call in timed_calls:
         row: dict[str, Any] = {"kind": call.kind, "name": call.name}
         run: Callable[[], Any] | None
         try:
@@ -189,23 +189,26 @@ def measure(out: Path) -> None:
         rows.append(row)
         run = None  # its tensors
         if len(rows) % 40 == 0:
-            write_result(out / "products.json", "cuda", rows)
-    write_result(out / "products.json", "cuda", rows)
+            write_result(path, "cuda", rows)
+    write_result(path, "cuda", rows)
     print(len(rows), "calls,", sum("error" in row for row in rows), "failed")
 
 
 _COUNTED = ("mm", "_scaled_mm", "_grouped_mm", "_scaled_dot_product")
 
 
-def prices_us(gpu: str) -> list[float]:
-    """Of all calls, in their order, at full clock: they were timed one by one, for milliseconds."""
+def prices_us(gpu: str, priced: Iterable[Call] | None = None, counted: Sequence[str] = _COUNTED) -> list[float]:
+    """Of calls (by default this module's), at full clock: they were timed one by one, for milliseconds.
+
+    The names of `counted` operators begin so; `Call.counted` says how many of them a call runs.
+    """
     import autosac
     from autosac.estimator import load_hardware, price
     from autosac.estimator.power import uncapped
     from autosac.estimator.work import base_name
     from autosac.trace import Op
 
-    all_calls = list(calls())
+    all_calls = list(calls() if priced is None else priced)
 
     def make_step(device: torch.device) -> Any:
         anchor = torch.nn.Linear(1, 1, device=device)
@@ -219,7 +222,7 @@ def prices_us(gpu: str) -> list[float]:
 
     trace, found = autosac.simulate(make_step, gpu=gpu).trace, []
     for event, ms in zip(trace.events, price(trace, uncapped(load_hardware(gpu))).event_ms, strict=True):
-        if type(event) is Op and base_name(trace.signatures[event.signature].name).startswith(_COUNTED):
+        if type(event) is Op and base_name(trace.signatures[event.signature].name).startswith(tuple(counted)):
             found.append(1e3 * float(ms))
     prices, position = [], 0
     for call in all_calls:
@@ -268,7 +271,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--gpu", default="h100-sxm-80gb")
     options = parser.parse_args()
-    measure(options.out) if options.command == "measure" else predict(options.out, options.gpu)
+    if options.command == "measure":
+        measure(calls(), options.out / "products.json")
+    else:
+        predict(options.out, options.gpu)
 
 
 if __name__ == "__main__":
