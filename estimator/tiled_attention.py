@@ -73,19 +73,19 @@ class TiledAttention:
     def _us(self, shape: AttentionShape, times: BlockTimes, slower: float, *, biased: bool) -> float:
         tile = times.tile(shape.head_size)
         tile *= (times.dropout if shape.dropout > 0 else 1.0) * (times.bias if biased else 1.0)
+        block = times.block + times.by_size * shape.head_size / 128
         heads, sm_count = shape.batch * shape.heads, self._hardware.sm_count
         if times.dealt and shape.share == 1:
-            block = times.block + times.by_size * shape.head_size / 128
             spent = tuple(block + count * tile for count in _counts(shape, times.diagonal))
             dealt, one = _makespan(spent, heads, sm_count), max(spent)
         else:
             all_tiles, longest = _tiles(shape, times.diagonal)
-            one = times.block + longest * tile
+            one = block + longest * tile
             blocks = _blocks(shape)
             if times.in_pairs and not shape.causal:
                 dealt = math.ceil(heads * math.ceil(blocks / 2) / sm_count) * 2 * one
             else:
-                dealt = heads / sm_count * (blocks * times.block + all_tiles * tile)
+                dealt = heads / sm_count * (blocks * block + all_tiles * tile)
         us = times.start + slower * max(dealt, one)
         if shape.backward and shape.backend != "flex":
             us += accumulated_bytes(shape) / (self._hardware.mem_bandwidth_gbps * 1e3 * STREAMED)
@@ -115,14 +115,16 @@ def _counts(shape: AttentionShape, diagonal: float) -> list[float]:
 def _makespan(spent_us: tuple[float, ...], heads: int, sm_count: int) -> float:
     """Until the last block is done, if every processor that becomes free takes the next block, head by head.
 
-    Of many heads only the last ones are dealt one by one: those before them keep all processors busy.
+    Of many heads only the last ones are dealt one by one. Those before them are whole rounds, which keep all processors busy.
     """
-    few = min(heads, math.ceil(_DEALT * sm_count / len(spent_us)))
+    least = min(heads, math.ceil(_DEALT * sm_count / len(spent_us)))
+    round_heads = sm_count // math.gcd(sm_count, len(spent_us))
+    before = (heads - least) // round_heads * round_heads
     free = [0.0] * sm_count
-    for _ in range(few):
+    for _ in range(heads - before):
         for us in spent_us:
             heapreplace(free, free[0] + us)
-    return max(free) + (heads - few) * sum(spent_us) / sm_count
+    return max(free) + before * sum(spent_us) / sm_count
 
 
 def _blocks(shape: AttentionShape) -> int:
