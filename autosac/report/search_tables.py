@@ -132,8 +132,9 @@ def notes(result: SearchResult) -> list[str]:
             f"what fits does so with a probability of {sure}% at least: the budget has room for the prediction's error"
         )
     layouts = f"{counts.legal:,} layout{'' if counts.legal == 1 else 's'}"
+    configurations = f"{counts.configurations:,} configuration{'' if counts.configurations == 1 else 's'}"
     found.append(
-        f"{counts.configurations:,} configurations in {layouts}: {counts.bounded:,} ruled out by bounds, "
+        f"{configurations} in {layouts}: {counts.bounded:,} ruled out by bounds, "
         f"{counts.evaluated:,} simulated, {counts.refused:,} refused{untried}{left}; {sheets}{plans if counts.derived else ''}"
     )
     if counts.reused:

@@ -72,18 +72,15 @@ def test_a_result_prints_in_a_line() -> None:
 
 
 def test_a_row_is_told_by_what_its_plan_does() -> None:
-    """Without a plan, or with one that does no more than others, it is that of the layout without; if the space has that."""
-    both = Space(activation_offload=(False, True), chunk_loss=(False, True))
+    """Without a plan, or with one that does no more than others, it is that of the layout without."""
     layout = Layout(gpu="any", activation_offload=True, chunk_loss=True)
     usual, chunked = (
         Plan(made_for=MADE_FOR, units=(), settings=Settings(loss_chunks=chunks)).to_bytes().decode()
         for chunks in (1, 4)
     )
-    assert told_as(layout, both, None) == told_as(layout, both, usual) == layout.without_plans
-    assert told_as(layout, both, chunked) == replace(layout, activation_offload=False)
-    assert told_as(layout.without_plans, both, usual) == layout.without_plans
-    only = Space(activation_offload=(True,), chunk_loss=(True,))
-    assert told_as(layout, only, usual) == told_as(layout, only, None) == layout
+    assert told_as(layout, None) == told_as(layout, usual) == layout.without_plans
+    assert told_as(layout, chunked) == replace(layout, activation_offload=False)
+    assert told_as(layout.without_plans, usual) == layout.without_plans
 
 
 def test_the_least_bound_of_each_kind_of_gpu() -> None:

@@ -55,6 +55,7 @@ def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
                 self.job.overrides,
                 getattr(self, "goal", None),
                 getattr(self, "checkpointing", None),
+                getattr(self, "own_full", None),
                 getattr(self, "plan", None),
                 self.job.target.gpu,
             )
