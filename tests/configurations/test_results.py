@@ -87,3 +87,24 @@ def test_the_least_bound_of_each_kind_of_gpu() -> None:
     """In whatever order layouts were ruled out; kinds without any have none."""
     bounds = {Layout(gpu="b", shard=2): 9.0, Layout(gpu="a"): 3.0, Layout(gpu="b"): 4.0, Layout(gpu="a", shard=2): 5.0}
     assert least_of_kinds(bounds) == {"b": 4.0, "a": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("confidence", "message"),
+    [
+        (
+            None,
+            "fits 4.00 GiB of each GPU: the least that was simulated needs 3.00 GiB (batch 1 x 1, none)",
+        ),
+        (0.99, "fits 4.00 GiB of each GPU with a probability of 99%: the least that was simulated needs 3.00 GiB"),
+    ],
+)
+def test_why_nothing_fits_says_how_surely(
+    confidence: float | None, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What needs less than the budget does not fit with every probability; a lower one is a way out."""
+    found = replace(result(row(80.0, fits=False)), confidence=confidence, budgets_bytes={"any": 4 * 2**30})
+    monkeypatch.setattr("autosac.report.search_files.completed_search", lambda *_: (found, []))
+    assert main(["search", "job.toml", "--gpu", "h100-sxm-80gb", "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert message in said and ("a lower --confidence" in said) == (confidence is not None)
