@@ -1,4 +1,4 @@
-"""Blocks that Python's signal handlers do not interrupt."""
+"""Blocks that Python's signal handlers do not interrupt, and interrupts that come later."""
 
 from __future__ import annotations
 
@@ -27,3 +27,24 @@ def signals_later() -> Iterator[None]:
             signal.signal(number, handler)
         for missed in caught:
             signal.raise_signal(missed)
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C takes effect after the block; in a process that is started in it, once that calls `take_interrupts`: while it
+    imports, it would show a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def take_interrupts() -> None:
+    """What has been held back so far comes now."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -191,7 +191,7 @@ def outcome(run: Run, number: int) -> str:
     if run.code == 128 + number and run.err.splitlines()[-1:] == ["autosac: interrupted"]:
         lines = [line for line in run.err.splitlines() if not line.startswith("autosac: ")]
         return "interrupted" if not lines else f"wrong: it says {lines[0]!r}"
-    if run.code == -number and "autosac" not in run.out:
+    if run.code == -number and "autosac" not in run.out and "autosac/cli" not in run.err:
         return "not begun, or ending"
     return f"wrong: exit code {run.code}, it says {run.err.strip()[-200:]!r}"
 

@@ -212,7 +212,7 @@ def _print(arguments: argparse.Namespace, result: SearchResult, files: Sequence[
 
 
 def _nothing_fits(result: SearchResult) -> str:
-    from autosac.report.search_tables import budget_text, row_name
+    from autosac.report.search_tables import budget_text, row_name, sure_text
 
     if result.refused and not result.rows and len(result.refused) == result.counts.legal:
         return f"no configuration of the space can run: {next(iter(result.refused.values()))}"
@@ -222,4 +222,7 @@ def _nothing_fits(result: SearchResult) -> str:
         least = f"the least that was simulated needs {size} ({row_name(result, row)})"
     else:
         least = "lower bounds of memory rule all of them out"
-    return f"no configuration of the space fits {budget_text(result)}: {least}; more GPUs, or a wider --space"
+    sure = sure_text(result)
+    within = f"{budget_text(result)} {sure}".rstrip()
+    ways = "more GPUs, a lower --confidence, or a wider --space" if sure else "more GPUs, or a wider --space"
+    return f"no configuration of the space fits {within}: {least}; {ways}"

@@ -86,6 +86,13 @@ def cost_per_million(row: ConfigurationRow) -> float:
     return row.offer.price / 3600 / row.measured.tokens_per_second * 1e6
 
 
+def sure_text(result: SearchResult) -> str:
+    """With which probability what fits does so; empty if that was not asked for."""
+    if result.confidence is None:
+        return ""
+    return f"with a probability of {f'{result.confidence:.4%}'.rstrip('0%').rstrip('.')}%"
+
+
 def notes(result: SearchResult) -> list[str]:
     """Why the runner-up lost, ties, the proof, how much work it was, what failed."""
     best, fitting, counts = result.best, result.fitting, result.counts
@@ -127,13 +134,11 @@ def notes(result: SearchResult) -> list[str]:
         f"; {counts.derived:,} plan{'' if counts.derived == 1 else 's'} derived, {counts.confirmed:,} of them captured"
     )
     if result.confidence is not None:
-        sure = f"{result.confidence:.4%}".rstrip("0%").rstrip(".")
-        found.append(
-            f"what fits does so with a probability of {sure}% at least: the budget has room for the prediction's error"
-        )
+        found.append(f"what fits does so {sure_text(result)} at least: the budget has room for the prediction's error")
     layouts = f"{counts.legal:,} layout{'' if counts.legal == 1 else 's'}"
+    configurations = f"{counts.configurations:,} configuration{'' if counts.configurations == 1 else 's'}"
     found.append(
-        f"{counts.configurations:,} configurations in {layouts}: {counts.bounded:,} ruled out by bounds, "
+        f"{configurations} in {layouts}: {counts.bounded:,} ruled out by bounds, "
         f"{counts.evaluated:,} simulated, {counts.refused:,} refused{untried}{left}; {sheets}{plans if counts.derived else ''}"
     )
     if counts.reused:

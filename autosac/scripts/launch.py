@@ -13,6 +13,7 @@ from pathlib import Path
 from autosac.capture.failures import how_it_ended
 from autosac.errors import AutosacError, CaptureError, MicrobatchError, UsageError
 from autosac.files.temporary import temporary_folder
+from autosac.interrupts import interrupts_held
 from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.trace import Trace
 
@@ -50,11 +51,12 @@ class RankProcess:
         command += [str(folder), str(os.getpid())]
         self._mark = f"{MARK}={folder}"
         environment = {**os.environ, MARK: str(folder)}
-        if silent:
-            with (folder / SAID).open("wb") as errors:
-                self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=errors)
-        else:
-            self._process = subprocess.Popen(command, env=environment)
+        with interrupts_held():
+            if silent:
+                with (folder / SAID).open("wb") as errors:
+                    self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=errors)
+            else:
+                self._process = subprocess.Popen(command, env=environment)
 
     @property
     def has_ended(self) -> bool:

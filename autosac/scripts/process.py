@@ -25,6 +25,7 @@ from autosac.call_stack import with_room
 from autosac.capture import lifeline
 from autosac.capture.process.store import kept_programs
 from autosac.errors import AutosacError, MicrobatchError
+from autosac.interrupts import take_interrupts
 from autosac.scripts.clock import SimulatedClock
 from autosac.scripts.request import OUTCOME, TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.target import script_target
@@ -97,6 +98,7 @@ def prepare(gpu: TargetGPU, device_count: int) -> SimulatedClock:
 def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> ScriptOutcome:
     """Everything up to the outcome."""
     try:
+        take_interrupts()
         target = script_target(request)
         clock = clock or prepare(target.gpu, request.nproc or 1)
         from autosac.capture.compiler import inductor
@@ -106,6 +108,8 @@ def _run(request: ScriptRequest, folder: Path, clock: SimulatedClock | None) -> 
         run = ScriptRun(request, target, clock, folder / TRACE)
     except AutosacError as e:
         return ScriptOutcome(exit_code=e.exit_code, error=str(e))
+    except KeyboardInterrupt:  # before the script's first line: nothing of it is to be seen
+        return ScriptOutcome(exit_code=130)
     _set_up(request)
     prints = _Prints()
     gc.freeze()  # what has been imported is no garbage: collections need not go through it

@@ -24,6 +24,7 @@ from autosac.call_stack import with_room
 from autosac.capture import lifeline
 from autosac.errors import AutosacError, CaptureError, MicrobatchError
 from autosac.files.temporary import temporary_folder
+from autosac.interrupts import interrupts_held, take_interrupts
 from autosac.scripts import process
 from autosac.scripts.launch import MARK, SAID, ScriptError, ScriptResult, end_marked, result_in, said_in
 from autosac.scripts.request import ScriptRequest
@@ -85,9 +86,10 @@ class Template:
     def _start(self, file: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "autosac.scripts.template", str(file), str(self._theirs.fileno())]
         command += [str(os.getpid()), *["compiles"] * self._compiles]
-        started = subprocess.Popen(
-            command, env={**os.environ, MARK: str(self._folder)}, pass_fds=(self._theirs.fileno(),)
-        )
+        with interrupts_held():
+            started = subprocess.Popen(
+                command, env={**os.environ, MARK: str(self._folder)}, pass_fds=(self._theirs.fileno(),)
+            )
         self._theirs.close()
         self._stack.callback(_end, started, self._socket, self._mark)
         return started
@@ -156,4 +158,5 @@ def _compile(gpu: TargetGPU) -> None:
 if __name__ == "__main__":
     lifeline.end_with(int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's business
+    take_interrupts()
     serve(sys.argv[1], int(sys.argv[2]), compiles=sys.argv[4:] == ["compiles"])

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosac.configurations.space.layout import Layout, ModelFacts, arguments_of, divisors, legal, settings_of, why_none
+from autosac.configurations.space.layout import (
+    Layout,
+    ModelFacts,
+    arguments_of,
+    checkpointing_of,
+    divisors,
+    legal,
+    settings_of,
+    why_none,
+)
 from autosac.configurations.space.space import Space, space_of, space_text
 from autosac.configurations.space.splits import balanced_split, improved_split, module_names, torchtitan_split
 from autosac.configurations.space.wanted import Own
@@ -326,3 +336,19 @@ def test_wrong_spaces(document: dict[str, object], message: str) -> None:
 def test_divisors() -> None:
     """Of twelve."""
     assert divisors(12) == (1, 2, 3, 4, 6, 12)
+
+
+def test_what_only_plans_do_is_worked_out_under_plans_alone() -> None:
+    """If the space has the same layout without it; else under every way of checkpointing."""
+    plain = Layout(gpu="any")
+    for name, other in (("chunk_loss", "activation_offload"), ("activation_offload", "chunk_loss")):
+        both, only = (Space(checkpointing=("full", "autosac"), **{name: values}) for values in ((False, True), (True,)))
+        layout = replace(plain, **{name: True})
+        assert checkpointing_of(layout, both) == ("autosac",)
+        assert checkpointing_of(layout, only) == checkpointing_of(plain, both) == ("full", "autosac")
+        assert checkpointing_of(
+            layout, Space(checkpointing=("full", "autosac"), **{name: (False, True), other: (True,)})
+        ) == (
+            "full",
+            "autosac",
+        )

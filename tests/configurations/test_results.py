@@ -72,21 +72,39 @@ def test_a_result_prints_in_a_line() -> None:
 
 
 def test_a_row_is_told_by_what_its_plan_does() -> None:
-    """Without a plan, or with one that does no more than others, it is that of the layout without; if the space has that."""
-    both = Space(activation_offload=(False, True), chunk_loss=(False, True))
+    """Without a plan, or with one that does no more than others, it is that of the layout without."""
     layout = Layout(gpu="any", activation_offload=True, chunk_loss=True)
     usual, chunked = (
         Plan(made_for=MADE_FOR, units=(), settings=Settings(loss_chunks=chunks)).to_bytes().decode()
         for chunks in (1, 4)
     )
-    assert told_as(layout, both, None) == told_as(layout, both, usual) == layout.without_plans
-    assert told_as(layout, both, chunked) == replace(layout, activation_offload=False)
-    assert told_as(layout.without_plans, both, usual) == layout.without_plans
-    only = Space(activation_offload=(True,), chunk_loss=(True,))
-    assert told_as(layout, only, usual) == told_as(layout, only, None) == layout
+    assert told_as(layout, None) == told_as(layout, usual) == layout.without_plans
+    assert told_as(layout, chunked) == replace(layout, activation_offload=False)
+    assert told_as(layout.without_plans, usual) == layout.without_plans
 
 
 def test_the_least_bound_of_each_kind_of_gpu() -> None:
     """In whatever order layouts were ruled out; kinds without any have none."""
     bounds = {Layout(gpu="b", shard=2): 9.0, Layout(gpu="a"): 3.0, Layout(gpu="b"): 4.0, Layout(gpu="a", shard=2): 5.0}
     assert least_of_kinds(bounds) == {"b": 4.0, "a": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("confidence", "message"),
+    [
+        (
+            None,
+            "fits 4.00 GiB of each GPU: the least that was simulated needs 3.00 GiB (batch 1 x 1, none)",
+        ),
+        (0.99, "fits 4.00 GiB of each GPU with a probability of 99%: the least that was simulated needs 3.00 GiB"),
+    ],
+)
+def test_why_nothing_fits_says_how_surely(
+    confidence: float | None, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What needs less than the budget does not fit with every probability; a lower one is a way out."""
+    found = replace(result(row(80.0, fits=False)), confidence=confidence, budgets_bytes={"any": 4 * 2**30})
+    monkeypatch.setattr("autosac.report.search_files.completed_search", lambda *_: (found, []))
+    assert main(["search", "job.toml", "--gpu", "h100-sxm-80gb", "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert message in said and ("a lower --confidence" in said) == (confidence is not None)

@@ -55,6 +55,7 @@ def known(job: Path) -> Iterator[dict[Any, dict[str, Any]]]:
                 self.job.overrides,
                 getattr(self, "goal", None),
                 getattr(self, "checkpointing", None),
+                getattr(self, "own_full", None),
                 getattr(self, "plan", None),
                 self.job.target.gpu,
             )
@@ -424,9 +425,12 @@ def test_a_plan_that_does_not_fit_as_captured_is_made_again(
         (layout,) = found.layouts
         asked = found.task(layout, math.inf)
         derived = Plan.from_bytes(asked.run(capture_server)["plan"].encode())
-        nothing = replace(derived, units=()).to_bytes().decode()
-        again = PlanTask(job=asked.job, goal=asked.goal, plan=nothing).run(capture_server)
-        assert again["row"]["fits"] and Plan.from_bytes(again["plan"].encode()).units == derived.units
+        nothing = (
+            replace(derived, units=(), settings=replace(derived.settings, job_checkpointing="")).to_bytes().decode()
+        )
+        task = PlanTask(job=asked.job, goal=asked.goal, plan=nothing, own_full=asked.own_full)
+        again = task.run(capture_server)
+        assert again["row"]["fits"] and Plan.from_bytes(again["plan"].encode()) == derived
         monkeypatch.setattr(PlanTask, "run", lambda self, server: {**again, "plan": "the other one"})
         result = found.run()
     assert result.best is not None and result.plans[result.best.plan_key] == "the other one"

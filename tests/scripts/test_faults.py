@@ -240,6 +240,28 @@ def test_an_interrupt_while_planning_leaves_nothing(cache: Path, tmp_path: Path)
     _interrupt(STOPS_WHEN_PLANNED, ("--plan", "1GiB"), tmp_path, cache, signal.SIGINT)
 
 
+def test_an_interrupt_before_the_first_line_is_one_line(cache: Path, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal reaches the script's process, too, which is still importing: it shows nothing."""
+    (tmp_path / "train.py").write_text(WITHOUT_END)
+    with subprocess.Popen(
+        [sys.executable, "-m", "autosac", "run", "train.py", "--gpu", "h100-sxm-80gb", "--quiet"],
+        cwd=tmp_path,
+        env={**os.environ, "AUTOSAC_CACHE": str(cache)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            time.sleep(0.01)
+        time.sleep(0.2)  # it is Python by now
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=60)[1] == "autosac: interrupted\n"
+    assert process.returncode == 130 and not (tmp_path / "there").exists()
+
+
 def _interrupt(source: str, options: tuple[str, ...], folder: Path, cache: Path, number: int) -> None:
     """Send a signal as soon as the script says that it has come to its end."""
     (folder / "train.py").write_text(source)

@@ -102,9 +102,15 @@ def _exposed_shares(simulation: Simulation) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class _JobTask:
-    """Of a job."""
+    """Of a job. `own_full`: AutoSAC's plan may be TorchTitan's own full checkpointing, which is not compared by itself."""
 
     job: TitanJob
+    own_full: bool = False
+
+    def captures(self, server: CaptureServer, folder: Path) -> list[TitanCaptures]:
+        """To plan with."""
+        beside = ("none", "full") if self.own_full else ("none",)
+        return captures_of(self.job, server, folder, ("none",), beside=beside)
 
     @property
     def gpu(self) -> TargetGPU:
@@ -157,7 +163,7 @@ class LayoutTask(_JobTask):
         """See `Task`."""
         try:
             with temporary_folder() as folder:
-                captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
+                captures = self.captures(server, folder)
                 return self._answer(captures, [stage.baseline("none") for stage in captures])
         except (CaptureError, UsageError) as e:
             return {"refused": str(e)} if str(e) in self.refusals else self._unplanned(server, str(e))
@@ -254,7 +260,7 @@ class PlanTask(_JobTask):
         self, server: CaptureServer, folder: Path, row: PredictedStep, sure: Confidence | None, inner: int
     ) -> dict[str, Any]:
         """With a plan that fits as captured; the row of the one that does not, if there is none."""
-        captures = captures_of(self.job, server, folder, ("none",), beside=("none",))
+        captures = self.captures(server, folder)
         (planned,) = plans_with_loss(captures, self.goal, (self.goal.budget_bytes,), sure)
         if isinstance(planned, InfeasibleError):
             return {"row": asdict(row)}

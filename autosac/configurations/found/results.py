@@ -10,7 +10,6 @@ from typing import Any
 from autosac.configurations.evaluating.evaluations import PredictedStep
 from autosac.configurations.space.layout import Layout
 from autosac.configurations.space.offers import Objective, Offer
-from autosac.configurations.space.space import Space
 from autosac.plans import Plan
 from autosac.quantities import format_bytes, format_ms
 from autosac.titan.python_jobs import PythonJob
@@ -89,18 +88,16 @@ def _times(row: ConfigurationRow) -> dict[str, float]:
     return found
 
 
-def told_as(layout: Layout, space: Space, plan: str | None) -> Layout:
+def told_as(layout: Layout, plan: str | None) -> Layout:
     """The layout that a row is told as, by the text of its plan: without what only plans do and this one does not, or nobody
-    for lack of a plan, if the space has it.
+    for lack of a plan.
     """
     made = Plan.from_bytes(plan.encode()) if plan is not None and layout != layout.without_plans else None
-    told = replace(
+    return replace(
         layout,
         activation_offload=layout.activation_offload and made is not None and made.offloads,
         chunk_loss=layout.chunk_loss and made is not None and made.settings.loss_chunks > 1,
     )
-    known = told.activation_offload in space.activation_offload and told.chunk_loss in space.chunk_loss
-    return told if known else layout
 
 
 def least_of_kinds(pruned: Mapping[Layout, float]) -> dict[str, float]:

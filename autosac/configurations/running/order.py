@@ -13,8 +13,20 @@ _LIKELY = 1.5
 
 
 def preferred(layout: Layout) -> tuple[int, ...]:
-    """The key by which layouts are sorted: of equally good ones the first is taken, which divides least."""
-    return layout.tensor * layout.context, layout.pipeline, layout.expert, layout.replicate, -layout.microbatch
+    """The key by which layouts are sorted: of equally good ones the first is taken, which divides least, and then that with
+    the fewest settings that a job does not have by itself.
+    """
+    unusual = (
+        layout.compile,
+        layout.async_tensor,
+        layout.float8,
+        layout.optimizer != "fused",
+        layout.cpu_offload,
+        layout.activation_offload,
+        layout.chunk_loss,
+    )
+    divided = layout.tensor * layout.context, layout.pipeline, layout.expert, layout.replicate, -layout.microbatch
+    return *divided, sum(unusual)
 
 
 def put_off(layout: Layout, bound: float, likely: float) -> float:

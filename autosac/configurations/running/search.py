@@ -44,6 +44,7 @@ from autosac.configurations.space.layout import (
     USUAL_STAGES,
     Layout,
     arguments_of,
+    checkpointing_of,
     is_legal,
     knobs_of,
     layout_of,
@@ -366,6 +367,7 @@ class TitanSearch:
                 plan=answer["plan"],
                 pipeline=layout.pipeline > 1,
                 confidence=self._wanted.request.confidence,
+                own_full="full" not in self._wanted.space.checkpointing,
             )
             return PendingWork(key, task)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
@@ -379,7 +381,8 @@ class TitanSearch:
         return LayoutTask(
             job=self._job(layout),
             goal=self._machines.goal(layout),
-            checkpointing=("autosac",) if layout.without_plans != layout else self._wanted.space.checkpointing,
+            own_full="full" not in self._wanted.space.checkpointing,
+            checkpointing=checkpointing_of(layout, self._wanted.space),
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.request.confidence,
             least_ms=self.least_ms(layout),
@@ -399,9 +402,7 @@ class TitanSearch:
         weight = self._machines.weight(layout)
         rows = [
             ConfigurationRow(
-                layout=told_as(
-                    layout, self._wanted.space, answer.get("plan") if row["checkpointing"] == "autosac" else None
-                ),
+                layout=told_as(layout, answer.get("plan") if row["checkpointing"] == "autosac" else None),
                 measured=(measured := PredictedStep(**row)),
                 score=measured.step_ms * weight,
                 offer=self._machines.offers[layout.gpu],
@@ -453,16 +454,15 @@ class TitanSearch:
 
     def result(self) -> SearchResult:
         """What is known now."""
-        every = sorted((row for rows in self._rows.values() for row in rows), key=lambda row: row.score)
         best_of: dict[Any, ConfigurationRow] = {}
-        for row in every:
+        rows = itertools.chain(*self._rows.values())
+        for row in sorted(rows, key=lambda row: (row.score, preferred(row.layout))):
             best_of.setdefault((row.layout, row.measured.checkpointing), row)
-        rows = list(best_of.values())
         refused = dict(self._refused)
         evaluated = [layout for layout in self.outcome.values if layout not in refused and layout not in self._failed]
-        limit = self.outcome.best * (1 - self._wanted.request.gap)
+        gap = self._wanted.request.gap
         return SearchResult(
-            rows=tuple(rows),
+            rows=tuple(best_of.values()),
             counts=Counts(
                 configurations=len(self.layouts) * len(self._wanted.space.checkpointing),
                 legal=len(self.layouts),
@@ -478,12 +478,12 @@ class TitanSearch:
                 reused=self._reused,
             ),
             objective=self._wanted.request.objective,
-            gap=self._wanted.request.gap,
-            proven=self.outcome.proven and not any(bound < limit for bound in self._failed.values()),
+            gap=gap,
+            proven=self.outcome.proven and not any(self.outcome.is_open(bound, gap) for bound in self._failed.values()),
             refused=refused,
             failed={layout: self._why_lost(layout) for layout in self._failed},
             plans=self._plans,
-            settings={row.layout: self.settings(row.layout) for row in rows},
+            settings={row.layout: self.settings(row.layout) for row in best_of.values()},
             budgets_bytes=self._machines.budgets_bytes(),
             closest=self.outcome.closest,
             kinds=least_of_kinds(self.outcome.pruned),

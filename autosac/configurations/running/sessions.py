@@ -30,7 +30,7 @@ from autosac.simulation import Target
 from autosac.titan.python_jobs import PythonJob
 from autosac.titan.version import check_job, installed_version
 
-_ANSWERS = "answers 16"  # of what form the answers in a study are, and by which prices
+_ANSWERS = "answers 17"  # of what form the answers in a study are, and by which prices
 
 
 @contextlib.contextmanager

@@ -424,6 +424,14 @@ def _is_sensible(layout: Layout, space: Space, facts: ModelFacts) -> bool:
     return layout.pipeline == 1 or _is_scheduled(layout)
 
 
+def checkpointing_of(layout: Layout, space: Space) -> tuple[str, ...]:
+    """The ways of checkpointing to work out of a layout: of one that lets plans do more the plan, if the space has the layout
+    without, whose other steps are the same.
+    """
+    is_told = False in space.activation_offload and False in space.chunk_loss
+    return ("autosac",) if is_told and layout != layout.without_plans else space.checkpointing
+
+
 def _is_scheduled(layout: Layout) -> bool:
     """Whether PyTorch's schedule takes so many microbatches."""
     ranks, m = layout.pipeline, layout.microbatches
