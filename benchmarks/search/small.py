@@ -18,7 +18,7 @@ from autosac.configurations.running.search import TitanSearch
 from autosac.configurations.running.sessions import searching
 from autosac.configurations.space.offers import Offer
 from autosac.configurations.space.request import SearchRequest
-from autosac.errors import UsageError
+from autosac.errors import CaptureError, UsageError
 from autosac.files.temporary import temporary_folder
 from benchmarks.search.checks import check_bounds
 
@@ -97,19 +97,29 @@ def _layouts(space: SmallSpace) -> int:
 
 
 def check_small(numbers: Iterable[int]) -> int:
-    """Work out every layout of these spaces, twice; how many bounds were wrong, and searches that did not find the best."""
+    """Work out every layout of these spaces, twice; how many bounds were wrong, and searches that did not find the best.
+
+    A space of which nothing can run is passed over, with the reason.
+    """
     wrong = 0
     for number in numbers:
         space = small_space(number)
         print(f"space {number}: {space.offer.world_size} x {space.offer.gpu}", flush=True)
-        with temporary_folder() as folder:
-            request = space.request(folder, "85%")
-            wrong += check_bounds(request, _ALL, 0)
-            with searching(request) as search:
-                budget = tight_budget(_peaks(search))
-            print(f"space {number} within {budget} bytes", flush=True)
-            wrong += check_bounds(replace(request, budget=budget), _ALL, 0)
+        try:
+            wrong += _check(number, space)
+        except CaptureError as e:
+            print(f"space {number} cannot run: {e}", flush=True)
     return wrong
+
+
+def _check(number: int, space: SmallSpace) -> int:
+    with temporary_folder() as folder:
+        request = space.request(folder, "85%")
+        wrong = check_bounds(request, _ALL, 0)
+        with searching(request) as search:
+            budget = tight_budget(_peaks(search))
+        print(f"space {number} within {budget} bytes", flush=True)
+        return wrong + check_bounds(replace(request, budget=budget), _ALL, 0)
 
 
 def tight_budget(peaks: Iterable[int]) -> int:
