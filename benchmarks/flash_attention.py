@@ -68,7 +68,7 @@ def _benchmark(causal: bool, *ms: float) -> Series:
     return Series("h100-sxm-96gb-meta", "FA2", 128, causal, False, tera)
 
 
-_SERIES = (
+SERIES = (
     _paper("FA2", 128, False, 309, 350, 362, 368, 370, 370),
     _paper("cuDNN", 128, False, 497, 574, 617, 609, 600, 595),
     _paper("FA3", 128, False, 467, 565, 625, 638, 646, 648),
@@ -126,7 +126,7 @@ def signature_of(series: Series, length: int) -> Signature:
 def main() -> None:
     """Print a line for each measurement, and the errors of each kernel."""
     errors: dict[tuple[str, str, str, int, str], list[float]] = defaultdict(list)
-    for series in _SERIES:
+    for series in SERIES:
         direction = "backward" if series.backward else "forward"
         for length, tera in series.measured.items():
             signature = signature_of(series, length)

@@ -77,7 +77,7 @@ def rows(truth: Path | None = None) -> Iterator[Row]:
             shape = attention_shape(kind.signature) if "attention" in kind.signature.name else None
             if shape is not None and shape.backend in ("cudnn", "flash") and shape.dtype in ("float16", "bfloat16"):
                 yield Row(f"{gpu[:4].upper()}'s steps", gpu, kind.job, False, kind.us, kind.signature)
-    for series in flash_attention._SERIES:
+    for series in flash_attention.SERIES:
         if series.kernel == "FA2" and series.gpu.startswith("h100"):
             for length, tera in series.measured.items():
                 signature = flash_attention.signature_of(series, length)

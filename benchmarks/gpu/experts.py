@@ -22,7 +22,7 @@ from benchmarks.gpu.products import Call, measure, prices_us
 
 _TOKENS, _WIDTHS = (4096, 32768), (2048, 5120)
 _ROUTED = ((32, 4), (64, 6), (128, 8), (256, 8))  # experts, and those of each token
-_NAMES = ("bmm", "topk", "sort", "histc", "gather", "scatter", "index", "_softmax", "sigmoid")
+COUNTED = ("bmm", "topk", "sort", "histc", "gather", "scatter", "index", "_softmax", "sigmoid")
 
 
 def calls() -> Iterator[Call]:
@@ -107,7 +107,7 @@ def _call(kind: str, name: str, inputs: Callable[[torch.device], tuple[Any, ...]
 def predict(out: Path, gpu: str) -> None:
     """Print all calls with their errors."""
     rows = json.loads((out / "experts.json").read_text())["rows"]
-    for row, us in zip(rows, prices_us(gpu, calls(), _NAMES), strict=True):
+    for row, us in zip(rows, prices_us(gpu, calls(), COUNTED), strict=True):
         if "us" in row:
             print(f"{row['kind']:<30} {row['name']:<32} {row['us']:>9.1f} us {us:>9.1f} {us / row['us'] - 1:>+7.1%}")
 

@@ -10,7 +10,7 @@ import pytest
 
 from autosac.estimator.work import attention_shape
 from benchmarks.gpu.attention import Shape, shapes, signature_of
-from benchmarks.gpu.experts import _NAMES, calls
+from benchmarks.gpu.experts import COUNTED, calls
 from benchmarks.gpu.products import prices_us
 
 _PROGRAM = """
@@ -78,7 +78,7 @@ def test_tiles_of_block_masks(causal: bool, window: int, share: float) -> None:
 def test_every_call_of_experts_has_one_price() -> None:
     """A product of one row moves what its traffic takes at least; a call on the host runs one operator each."""
     found = dict(
-        zip(((call.kind, call.name) for call in calls()), prices_us("h200-sxm-141gb", calls(), _NAMES), strict=True)
+        zip(((call.kind, call.name) for call in calls()), prices_us("h200-sxm-141gb", calls(), COUNTED), strict=True)
     )
     traffic_us = 4 * 32768 * (8 + 9 * 2048) / 4800e3
     assert found["one row", "32768 x [1, 8] x [8, 2048]"] > traffic_us
