@@ -25,15 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autosac.estimator.attention_times import IN_STEPS, BlockTimes
-from autosac.estimator.hardware import load_hardware
-from autosac.estimator.models import first_estimates
-from autosac.estimator.power import uncapped
-from autosac.estimator.pricing import default_models
 from autosac.estimator.work import attention_shape, work_of
 from autosac.trace import Signature
 from benchmarks import flash_attention
 from benchmarks.attention_fit import fitted_times
-from benchmarks.gpu.attention import Shape, signature_of
+from benchmarks.gpu.attention import Shape, full_clock_us, signature_of
 from benchmarks.step_kinds import evidence
 from benchmarks.truth import truth_folder
 
@@ -110,12 +106,11 @@ def _table(path: Path) -> Iterator[Row]:
 
 def prices_us(measured: Sequence[Row]) -> list[float]:
     """Of all rows, at full clock."""
-    prices: dict[Signature, float] = {}
+    prices: dict[tuple[str, Signature], float] = {}
     for gpu in {row.gpu for row in measured}:
         signatures = [row.signature for row in measured if row.gpu == gpu]
-        found = first_estimates(default_models(uncapped(load_hardware(gpu))).operators, signatures)
-        prices |= {(gpu, s): estimate.ms * 1e3 for s, estimate in zip(signatures, found, strict=True)}  # type: ignore[misc]
-    return [prices[row.gpu, row.signature] for row in measured]  # type: ignore[index]
+        prices |= {(gpu, s): us for s, us in zip(signatures, full_clock_us(gpu, signatures), strict=True)}
+    return [prices[row.gpu, row.signature] for row in measured]
 
 
 def fit(measured: Sequence[Row], kernel: str) -> BlockTimes:

@@ -74,22 +74,21 @@ class TiledAttention:
         tile = times.tile(shape.head_size)
         tile *= (times.dropout if shape.dropout > 0 else 1.0) * (times.bias if biased else 1.0)
         block = times.block + times.by_size * shape.head_size / 128
-        heads, sm_count = shape.batch * shape.heads, self._hardware.sm_count
-        if times.dealt and shape.share == 1:
-            spent = tuple(block + count * tile for count in _counts(shape, times.diagonal))
-            dealt, one = _makespan(spent, heads, sm_count), max(spent)
-        else:
-            all_tiles, longest = _tiles(shape, times.diagonal)
-            one = block + longest * tile
-            blocks = _blocks(shape)
-            if times.in_pairs and not shape.causal:
-                dealt = math.ceil(heads * math.ceil(blocks / 2) / sm_count) * 2 * one
-            else:
-                dealt = heads / sm_count * (blocks * block + all_tiles * tile)
-        us = times.start + slower * max(dealt, one)
+        us = times.start + slower * self._until_done(shape, times, block, tile)
         if shape.backward and shape.backend != "flex":
             us += accumulated_bytes(shape) / (self._hardware.mem_bandwidth_gbps * 1e3 * STREAMED)
         return us
+
+    def _until_done(self, shape: AttentionShape, times: BlockTimes, block: float, tile: float) -> float:
+        """Microseconds until the last block is done, whose beginning and end take `block`."""
+        heads, sm_count = shape.batch * shape.heads, self._hardware.sm_count
+        if times.dealt and shape.share == 1:
+            return _makespan(tuple(block + count * tile for count in _counts(shape, times.diagonal)), heads, sm_count)
+        all_tiles, longest = _tiles(shape, times.diagonal)
+        one, blocks = block + longest * tile, _blocks(shape)
+        if times.in_pairs and not shape.causal:
+            return math.ceil(heads * math.ceil(blocks / 2) / sm_count) * 2 * one
+        return max(heads / sm_count * (blocks * block + all_tiles * tile), one)
 
 
 def _slower(hardware: Hardware, measured_on: str) -> float:

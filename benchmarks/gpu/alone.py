@@ -49,11 +49,7 @@ class _Alone(_ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         return _done(tensors)
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        return _done(tensors)
-
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        return _done(tensors)
+    allreduce_coalesced = broadcast = allreduce
 
     def barrier(self, opts: Any = None) -> Any:
         return _done([])
@@ -78,8 +74,7 @@ class _Alone(_ProcessGroup):
             output.copy_(parts[self.rank()])
         return _done(outputs)
 
-    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
-        return self.scatter(outputs, inputs)
+    reduce_scatter = scatter
 
     def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> Any:
         output.view(-1).copy_(whole.reshape(self.size(), -1)[self.rank()])

@@ -10,18 +10,23 @@ writes ``attention.json``; `predict` prices the same calls at full clock and pri
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from autosac.estimator.hardware import load_hardware
+from autosac.estimator.models import first_estimates
+from autosac.estimator.power import uncapped
+from autosac.estimator.pricing import default_models
 from autosac.trace import Scalar, Signature, TensorMeta
+from benchmarks.gpu.common import measure_or_predict, write_result
+from benchmarks.gpu.products import timed_alone
 
 _TOKENS, _COLUMNS = 16384, 2048
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -44,11 +49,6 @@ class Shape(NamedTuple):
     dropout: float = 0.0
     bias: bool = False
     window: int = 0
-
-    @property
-    def backward_bytes(self) -> int:
-        """A rough size of all tensors of its backward."""
-        return 10 * self.batch * max(self.length, self.kv_length) * self.heads * self.head_size
 
 
 def shapes() -> Iterator[Shape]:
@@ -148,28 +148,21 @@ def _flex(shape: Shape, device: torch.device) -> Callable[..., torch.Tensor]:
 
 def measure(out: Path) -> None:
     """Time all calls, write after every few."""
-    from autosac.estimator.calibration.calls import ReplayedCall
-    from autosac.estimator.calibration.timing import time_call
-    from benchmarks.gpu.common import write_result
-
     device, rows = torch.device("cuda"), []
-
-    def timed(run: Callable[[], Any]) -> float:
-        return time_call(ReplayedCall(Signature("", (), ()), run, (), {}), device).ms * 1e3
-
     for shape in shapes():
         row: dict[str, Any] = shape._asdict()
         try:
             given = _tensors(shape, device)
             attend = forward_of(shape, device)
             with torch.no_grad():
-                row["forward_us"] = timed(lambda: attend(*given))  # noqa: B023
+                row["forward_us"] = timed_alone(lambda: attend(*given)).ms * 1e3  # noqa: B023
             for tensor in given:
                 tensor.requires_grad_()
             with torch.enable_grad():
                 result = attend(*given)
             gradient = torch.randn_like(result)
-            row["backward_us"] = timed(lambda: torch.autograd.grad(result, given, gradient, retain_graph=True))  # noqa: B023
+            differentiated = timed_alone(lambda: torch.autograd.grad(result, given, gradient, retain_graph=True))  # noqa: B023
+            row["backward_us"] = differentiated.ms * 1e3
         except Exception as e:
             row["error"] = (str(e).splitlines() or [type(e).__name__])[0][:200]
         rows.append(row)
@@ -214,39 +207,28 @@ def _computed(shape: Shape) -> float:
     return computed / (tiles * (tiles + 1))
 
 
-def prices_us(gpu: str, rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Forward and backward of each, at full clock."""
-    from autosac.estimator.hardware import load_hardware
-    from autosac.estimator.models import first_estimates
-    from autosac.estimator.power import uncapped
-    from autosac.estimator.pricing import default_models
-
-    shapes = [Shape(*(row[name] for name in Shape._fields)) for row in rows]
-    signatures = [signature_of(shape, backward=backward) for shape in shapes for backward in (False, True)]
+def full_clock_us(gpu: str, signatures: Sequence[Signature]) -> list[float]:
+    """Prices of calls without a limit of power."""
     found = first_estimates(default_models(uncapped(load_hardware(gpu))).operators, signatures)
-    times = [1e3 * estimate.ms for estimate in found]
-    return list(zip(times[::2], times[1::2], strict=True))
+    return [1e3 * estimate.ms for estimate in found]
 
 
-def kind_of(row: dict[str, Any]) -> str:
+def kind_of(shape: Shape) -> str:
     """What is counted together."""
-    words = [row["kernel"]]
-    words += [word for word in ("causal", "dropout", "bias", "window") if row[word]]
-    drawn = row["kernel"] in ("flash", "cudnn") and row["batch"] * row["length"] * row["heads"] * row[
-        "head_size"
-    ] not in (_TOKENS * (_COLUMNS // size) * size for size in _SIZES)
-    return ", ".join([*words, *(["drawn"] if drawn else [])])
+    words = [word for word in ("causal", "dropout", "bias", "window") if getattr(shape, word)]
+    return ", ".join([shape.kernel, *words, *(["drawn"] if shape in set(_drawn()) else [])])
 
 
 def predict(out: Path, gpu: str) -> None:
     """Print every kind's errors."""
     rows = json.loads((out / "attention.json").read_text())["rows"]
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row, prices in zip(rows, prices_us(gpu, rows), strict=True):
-        for direction, price in zip(("forward", "backward"), prices, strict=True):
-            measured = row.get(f"{direction}_us")
-            if measured:
-                errors[kind_of(row), direction].append(price / measured - 1)
+    measured = [Shape(*(row[name] for name in Shape._fields)) for row in rows]
+    for direction in ("forward", "backward"):
+        signatures = [signature_of(shape, backward=direction == "backward") for shape in measured]
+        for row, shape, us in zip(rows, measured, full_clock_us(gpu, signatures), strict=True):
+            if f"{direction}_us" in row:
+                errors[kind_of(shape), direction].append(us / row[f"{direction}_us"] - 1)
     print("| kind | direction | calls | median error | mean | worst |")
     print("|---|---|--:|--:|--:|--:|")
     for (kind, direction), found in sorted(errors.items()):
@@ -258,12 +240,7 @@ def predict(out: Path, gpu: str) -> None:
 
 def main() -> None:
     """`measure` or `predict`."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("measure", "predict"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--gpu", default="h200-sxm-141gb")
-    options = parser.parse_args()
-    measure(options.out) if options.command == "measure" else predict(options.out, options.gpu)
+    measure_or_predict(__doc__ or "", measure, predict)
 
 
 if __name__ == "__main__":

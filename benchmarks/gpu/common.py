@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
@@ -33,6 +34,21 @@ def parse_arguments(about: str) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--phase", choices=("both", "predict", "measure"), default="both")
     return parser.parse_args()
+
+
+def measure_or_predict(
+    about: str, measure: Callable[[Path], None], predict: Callable[[Path, str], None], gpu: str = "h200-sxm-141gb"
+) -> None:
+    """The command line of a program with these two parts: ``measure --out DIR`` and ``predict --out DIR [--gpu PROFILE]``."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("command", choices=("measure", "predict"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpu", default=gpu)
+    options = parser.parse_args()
+    if options.command == "measure":
+        measure(options.out)
+    else:
+        predict(options.out, options.gpu)
 
 
 @cache

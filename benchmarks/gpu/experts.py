@@ -10,7 +10,6 @@ Writes ``experts.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.common import measure_or_predict
 from benchmarks.gpu.products import Call, measure, prices_us
 
 _TOKENS, _WIDTHS = (4096, 32768), (2048, 5120)
@@ -114,15 +114,7 @@ def predict(out: Path, gpu: str) -> None:
 
 def main() -> None:
     """`measure` or `predict`."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("measure", "predict"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--gpu", default="h200-sxm-141gb")
-    options = parser.parse_args()
-    if options.command == "measure":
-        measure(calls(), options.out / "experts.json")
-    else:
-        predict(options.out, options.gpu)
+    measure_or_predict(__doc__ or "", lambda out: measure(calls(), out / "experts.json"), predict)
 
 
 if __name__ == "__main__":

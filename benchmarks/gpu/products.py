@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autosac.estimator.calibration.calls import ReplayedCall
+from autosac.estimator.calibration.timing import Timed, time_call
 from autosac.files.writing import write_text_atomically
+from autosac.trace import Signature
+from benchmarks.gpu.common import measure_or_predict, write_result
 
 _ROWS = (1024, 2048, 4096, 8192, 16384)
 _WIDTHS = (
@@ -169,20 +172,20 @@ def _attention(kind: str, shape: Sequence[int], causal: bool, *, backward: bool)
     return make
 
 
+def timed_alone(run: Callable[[], Any]) -> Timed:
+    """A call on the CUDA device, by the device's own clock."""
+    return time_call(ReplayedCall(Signature("", (), ()), run, (), {}), torch.device("cuda"))
+
+
 def measure(timed_calls: Iterable[Call], path: Path) -> None:
     """Time calls, write after every few."""
-    from autosac.estimator.calibration.calls import ReplayedCall
-    from autosac.estimator.calibration.timing import time_call
-    from autosac.trace import Signature
-    from benchmarks.gpu.common import write_result
-
     device, rows = torch.device("cuda"), []
     for call in timed_calls:
         row: dict[str, Any] = {"kind": call.kind, "name": call.name}
         run: Callable[[], Any] | None
         try:
             run = call.make(device)
-            timed = time_call(ReplayedCall(Signature("", (), ()), run, (), {}), device)
+            timed = timed_alone(run)
             row |= {"us": timed.ms * 1e3, "rel_std": timed.rel_std}
         except RuntimeError as e:
             row["error"] = str(e).splitlines()[0][:200]
@@ -266,15 +269,7 @@ def table_of(rows: Sequence[dict[str, Any]], prices_now_us: Sequence[float]) -> 
 
 def main() -> None:
     """`measure` or `predict`."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("measure", "predict"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--gpu", default="h100-sxm-80gb")
-    options = parser.parse_args()
-    if options.command == "measure":
-        measure(calls(), options.out / "products.json")
-    else:
-        predict(options.out, options.gpu)
+    measure_or_predict(__doc__ or "", lambda out: measure(calls(), out / "products.json"), predict, gpu="h100-sxm-80gb")
 
 
 if __name__ == "__main__":

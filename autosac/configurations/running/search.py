@@ -367,7 +367,7 @@ class TitanSearch:
                 plan=answer["plan"],
                 pipeline=layout.pipeline > 1,
                 confidence=self._wanted.request.confidence,
-                own_full="full" not in self._wanted.space.checkpointing,
+                own_full=self._wanted.space.plans_own_full,
             )
             return PendingWork(key, task)
         rows = [row for row in answer["rows"] if row["checkpointing"] != "autosac"]
@@ -381,7 +381,7 @@ class TitanSearch:
         return LayoutTask(
             job=self._job(layout),
             goal=self._machines.goal(layout),
-            own_full="full" not in self._wanted.space.checkpointing,
+            own_full=self._wanted.space.plans_own_full,
             checkpointing=checkpointing_of(layout, self._wanted.space),
             cutoff_ms=min(cutoff_ms, 1e300),
             confidence=self._wanted.request.confidence,

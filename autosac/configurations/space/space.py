@@ -78,6 +78,11 @@ class Space(BaseModel):
         "expandable_segments:True",
     )
 
+    @property
+    def plans_own_full(self) -> bool:
+        """Whether plans are to try TorchTitan's own full checkpointing: where it is not compared by itself."""
+        return "full" not in self.checkpointing
+
 
 MEANINGS = {
     "data_parallel_replicate": "copies of the sharded model (HSDP); FSDP's shards follow from the rest",
