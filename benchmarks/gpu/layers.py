@@ -10,18 +10,15 @@ and compiled, in bf16 and float8. Each run is long enough for the GPU's power to
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autosac.files.writing import write_text_atomically
-from benchmarks.gpu.titan import JOB, arguments_of, autosac_json, predicted_by
+from benchmarks.gpu.titan import JOB, arguments_of, cases_parser, planned, profiled, simulated, write_cases
 
-_COMPILED = ("--compile.enable",)
-_FLOAT8 = (*_COMPILED, "--model.converters", "quantize.linear.float8")
-_ROWWISE = (*_FLOAT8, "--quantize.linear.float8.recipe_name", "rowwise")
+COMPILED = ("--compile.enable",)
+FLOAT8 = (*COMPILED, "--model.converters", "quantize.linear.float8")
+ROWWISE = (*FLOAT8, "--quantize.linear.float8.recipe_name", "rowwise")
 
 
 class Job(NamedTuple):
@@ -48,13 +45,13 @@ _LLAMA, _QWEN = Job("llama3", "8B-12", 1, 8192), Job("qwen3", "14B-6", 2, 4096)
 _DEEPSEEK = Job("deepseek_v3", "16B-4", 4, 4096)
 RUNS = (
     Run(_LLAMA, "eager", 18, "selective-op"),
-    Run(_LLAMA, "compiled", 24, "selective-op", _COMPILED),
-    Run(_LLAMA, "compiled float8, tensorwise", 24, "selective-op", _FLOAT8),
-    Run(_LLAMA, "compiled float8, rowwise", 24, "selective-op", _ROWWISE),
+    Run(_LLAMA, "compiled", 24, "selective-op", COMPILED),
+    Run(_LLAMA, "compiled float8, tensorwise", 24, "selective-op", FLOAT8),
+    Run(_LLAMA, "compiled float8, rowwise", 24, "selective-op", ROWWISE),
     Run(_DEEPSEEK, "eager", 16, "full"),
-    Run(_DEEPSEEK, "compiled", 20, "full", _COMPILED),
-    Run(_LLAMA, "compiled", 24, "none", _COMPILED),
-    Run(_QWEN, "compiled", 20, "selective-op", _COMPILED),
+    Run(_DEEPSEEK, "compiled", 20, "full", COMPILED),
+    Run(_LLAMA, "compiled", 24, "none", COMPILED),
+    Run(_QWEN, "compiled", 20, "selective-op", COMPILED),
     Run(_QWEN, "eager", 12, "none", (), 42.0),
     Run(_LLAMA, "eager, planned in the job", 14, "none", ("--autosac.observe", "--autosac.replan"), 36.0),
 )
@@ -66,40 +63,31 @@ def cases(folder: Path, gpu: str) -> Iterator[dict[str, Any]]:
         file = folder / f"layers-{number}.toml"
         file.write_text(JOB.format(**run.job._asdict(), steps=run.steps, dtype="bfloat16"))
         machine = ["--gpu", gpu, "--world-size", "1"]
-        more = ["--", *run.arguments] if run.arguments and not run.budget_gib else []
         if run.budget_gib:
             budget, plan = f"{run.budget_gib}GiB", folder / f"layers-{number}.json"
-            document = autosac_json(["plan", str(file), *machine, "--budget", budget, "-o", str(plan)], more)
-            predicted, applied = document["predictions"]["autosac"], ["--autosac.enable", "--autosac.plan", plan.name]
+            predicted = planned(file, machine, budget, plan)
+            applied = ["--autosac.enable", "--autosac.plan", plan.name]
             if run.arguments:
                 applied = ["--autosac.enable", "--autosac.budget", budget]
         else:
-            predicted = predicted_by(autosac_json(["simulate", str(file), *machine, "--ac", run.mode], more))
+            predicted = simulated(file, machine, run.mode, run.arguments)
             applied = arguments_of(run.mode)
-        profiled = f"--profiling.enable_profiling --profiling.profile_freq {run.steps} --profiling.profiler_warmup 1"
         policy = f"plan for {run.budget_gib} GiB" if run.budget_gib else run.mode
         yield {
             "model": f"{run.job.model} {run.job.flavor}, {run.job.batch} x {run.job.length}",
             "policy": f"{run.name}, {policy}",
             "predicted": predicted,
             "job": file.name,
-            "arguments": [*applied, *run.arguments, *profiled.split()],
+            "arguments": [*applied, *run.arguments, *profiled(run.steps)],
             "trace": f"titan-{number:02d}.json.gz",
         }
 
 
 def main() -> None:
     """Predict all runs and write after each."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--gpu", default="h100-sxm-80gb")
-    options = parser.parse_args()
+    options = cases_parser(__doc__ or "", "h100-sxm-80gb").parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    found = []
-    for case in cases(options.out.resolve(), options.gpu):
-        found.append(case)
-        print(case["model"], case["policy"], case["predicted"], flush=True)
-        write_text_atomically(options.out / "titan-cases.json", json.dumps(found, indent=1) + "\n")
+    write_cases(options.out, cases(options.out.resolve(), options.gpu))
 
 
 if __name__ == "__main__":

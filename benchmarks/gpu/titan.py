@@ -14,6 +14,7 @@ model is predicted for an H100 and every run is listed as not measured.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import importlib.util
 import json
@@ -24,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ _STEPS, _WARM_UP, _SEQ_LEN = 8, 2, 4096
 _FILLED = 0.95  # of the device's memory may be planned for
 _LONGEST_RUN_S = 120
 _GIB = 2**30
+CASES = "titan-cases.json"  # what to run, with predictions
 RECORD = "AUTOSAC_BENCHMARK_RECORD"  # `titan_models` writes there what TorchTitan logs
 # Flavor: GiB of a sequence's activations without checkpointing, and of parameters, gradients and states in float32.
 _FLAVORS = {"1B": (11.0, 24.0), "3B": (26.0, 57.0), "8B-cut": (20.0, 42.0)}
@@ -70,13 +72,48 @@ enable = false
 
 
 def autosac_json(arguments: list[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """A command of AutoSAC's with --json, and `more` for the job. RuntimeError with its message if it fails."""
-    command = [sys.executable, "-m", "autosac", *arguments, "--json", "--quiet", *more]
+    """A command of AutoSAC's with --json, and `more` arguments of the job's. RuntimeError with its message if it fails."""
+    command = [sys.executable, "-m", "autosac", *arguments, "--json", "--quiet", *(["--", *more] if more else [])]
     child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=_environment())
     if child.returncode:
         raise RuntimeError(child.stderr.strip() or f"autosac ended with {child.returncode}")
     document: dict[str, Any] = json.loads(child.stdout)
     return document
+
+
+def simulated(job: Path, machine: Sequence[str], mode: str, more: Sequence[str] = ()) -> dict[str, Any]:
+    """What is predicted of a job under a way of checkpointing, or (``""``) under its own and that of `more`."""
+    way = ["--ac", mode] if mode else []
+    return predicted_by(autosac_json(["simulate", str(job), *machine, *way], more))
+
+
+def planned(job: Path, machine: Sequence[str], budget: str, plan: Path, more: Sequence[str] = ()) -> dict[str, Any]:
+    """What is predicted of a job under a plan, which is written."""
+    document = autosac_json(["plan", str(job), *machine, "--budget", budget, "-o", str(plan)], more)
+    predicted: dict[str, Any] = document["predictions"]["autosac"]
+    return predicted
+
+
+def profiled(steps: int) -> list[str]:
+    """TorchTitan's arguments that record the last of so many steps."""
+    return f"--profiling.enable_profiling --profiling.profile_freq {steps} --profiling.profiler_warmup 1".split()
+
+
+def cases_parser(about: str, gpu: str) -> argparse.ArgumentParser:
+    """The command line of a program that predicts cases for ``--phase measure``."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpu", default=gpu)
+    return parser
+
+
+def write_cases(folder: Path, cases: Iterable[dict[str, Any]]) -> None:
+    """Print the cases as they are predicted; those that are known are written after each."""
+    found = []
+    for case in cases:
+        found.append(case)
+        print(case["model"], case["policy"], case["predicted"], flush=True)
+        write_text_atomically(folder / CASES, json.dumps(found, indent=1) + "\n")
 
 
 def predicted_by(document: dict[str, Any]) -> dict[str, Any]:
@@ -113,16 +150,16 @@ class Runs:
     def _variant(
         self, variant: str, arguments: list[str], policies: Sequence[str], shares: Sequence[float]
     ) -> Iterator[dict[str, Any]]:
-        machine, more = ["--gpu", self.profile, "--world-size", "1"], ["--", *arguments] if arguments else []
+        machine = ["--gpu", self.profile, "--world-size", "1"]
         peaks: dict[str, int] = {}
         for mode in policies:
             try:
-                document = autosac_json(["simulate", str(self.job), *machine, "--ac", mode], more)
+                predicted = simulated(self.job, machine, mode, arguments)
             except RuntimeError as e:
                 yield {"model": self.name, "policy": variant + mode, "error": str(e)}
                 continue
-            peaks[mode] = document["peak_reserved_bytes"]
-            yield self._case(variant + mode, predicted_by(document), [*arguments_of(mode), *arguments])
+            peaks[mode] = predicted["peak_reserved_bytes"]
+            yield self._case(variant + mode, predicted, [*arguments_of(mode), *arguments])
         if not {"none", "full"} <= peaks.keys():
             return
         low, high = peaks["full"], min(peaks["none"], int(_FILLED * load_hardware(self.profile).usable_bytes))
@@ -130,12 +167,12 @@ class Runs:
             budget = f"{(low + share * (high - low)) / _GIB:.4f}GiB"
             plan = self.folder / f"{self.job.stem}-{'compiled-' if arguments else ''}{share}.json"
             try:
-                document = autosac_json(["plan", str(self.job), *machine, "--budget", budget, "-o", str(plan)], more)
+                predicted = planned(self.job, machine, budget, plan, arguments)
             except RuntimeError as e:
                 yield {"model": self.name, "policy": f"{variant}plan for {budget}", "error": str(e)}
                 continue
             applied = ["--autosac.enable", "--autosac.plan", plan.name, *arguments]
-            yield self._case(f"{variant}plan for {budget}", document["predictions"]["autosac"], applied)
+            yield self._case(f"{variant}plan for {budget}", predicted, applied)
 
     def _case(self, policy: str, predicted: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
         print(f"{self.name}: {policy}: {predicted['step_ms']:.1f} ms", flush=True)
@@ -227,7 +264,7 @@ def predict(profile: str, device: str, folder: Path) -> list[dict[str, Any]]:
     for flavor, batch, length, gpu in sizes:
         for case in Runs(flavor, batch, length, gpu, folder).cases():
             cases.append(case)
-            write_text_atomically(folder / "titan-cases.json", json.dumps(cases, indent=1) + "\n")
+            write_text_atomically(folder / CASES, json.dumps(cases, indent=1) + "\n")
     return cases
 
 
@@ -259,7 +296,7 @@ def main() -> None:
     folder, device = arguments.out.resolve(), arguments.device
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.phase == "measure":
-        cases = json.loads((folder / "titan-cases.json").read_text())
+        cases = json.loads((folder / CASES).read_text())
     else:
         cases = predict(arguments.profile, device, folder)
     if arguments.phase != "predict":
