@@ -90,7 +90,7 @@ def describe(kernel: Any, source: str) -> str:
             reduced *= size
         else:
             rows *= size
-    nbytes = int(kernel.estimate_kernel_num_bytes())
+    nbytes = _traffic(kernel)
     loops = len(_LOOP.findall(source))
     work: dict[str, int | bool] = {"nbytes": nbytes, "rows": rows, "reduced": reduced, "loops": loops}
     if reduced == 1 and sum(size > 1 for size in sizes.values()) > 1:
@@ -98,6 +98,24 @@ def describe(kernel: Any, source: str) -> str:
     if reduced > 1 and (across := _across(source, rows * reduced)):
         work["across"] = across
     return f"{source.rstrip()}\n{_WORK}{json.dumps(work)}\n"
+
+
+def _traffic(kernel: Any) -> int:
+    """The bytes that a kernel reads and writes, as Inductor counts them for its own benchmarks, of all its buffers.
+
+    The scheduler has another name for a buffer after each change in place (a collective that fills it, the wait for that),
+    and Inductor does not count what a kernel reads under such a name.
+    """
+    from torch._inductor.virtualized import V
+
+    names = V.graph.scheduler.mutation_real_name
+    accesses: dict[str, list[Any]] = {}
+    for name, found in kernel.features.buf_accesses().items():
+        accesses.setdefault(names.get(name, name), []).extend(found)
+        if name in names:
+            accesses.setdefault(name, []).extend(found)
+    with mock.patch.object(kernel.features, "buf_accesses", lambda: accesses):
+        return int(kernel.estimate_kernel_num_bytes())
 
 
 def _across(source: str, elements: int) -> int:
