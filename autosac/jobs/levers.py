@@ -99,29 +99,34 @@ def plan_with_levers(
     """The job's plan (`autosac.jobs.tasks.plan_titan_job`), and what levers make of it (`pull`), in one capture process."""
     with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server:
         (own,) = plan_in(server, job, goal, confidence=confidence, all_stages=all_stages)
-        if isinstance(own, InfeasibleError):
-            return own, ()
-        return own, pull(server, job, goal, own, extent, confidence)
+        return own, pull(server, job, goal, own, extent, confidence, all_stages=all_stages)
 
 
 def pull(
-    server: CaptureServer, job: TitanJob, goal: Goal, own: Planned, extent: str, confidence: Confidence | None = None
+    server: CaptureServer,
+    job: TitanJob,
+    goal: Goal,
+    own: Planned | InfeasibleError,
+    extent: str,
+    confidence: Confidence | None = None,
+    *,
+    all_stages: bool = True,
 ) -> tuple[Pulled, ...]:
     """Each lever's plan for the same budget, those with the most tokens per second first. Their steps are derived.
 
     `extent` is one of `autosac.choices.LEVERS`: "quick" for those that most often matter, "all" for every one, and together
-    those that help. What a job cannot do is said in the row of the lever.
+    those that help. What a job cannot do is said in the row of the lever. `own`: the job's plan, or that there is none; then a
+    lever may be what makes the job fit.
     """
-    levers = tuple(levers_of(own.simulation.trace.info, job, goal))
+    puller = _Puller(job, goal, server, own, confidence, all_stages)
+    levers = tuple(levers_of(puller.info(), job, goal))
     if extent != "all":
         levers = tuple(lever for lever in levers if lever.quick and extent == "quick")
-    if not levers:
-        return ()
-    puller = _Puller(job, goal, server, own, confidence)
     parts = Parts(job.progress, "lever", len(levers))
     found = [puller.pull((lever,)) for lever in parts.each(levers)]
     if extent == "all":
-        found += combined(found, own.simulation.throughput.tokens_per_second, puller.pull)
+        rate = 0.0 if isinstance(own, InfeasibleError) else own.simulation.throughput.tokens_per_second
+        found += combined(found, rate, puller.pull)
     return tuple(sorted(found, key=lambda pulled: -pulled.tokens_per_second))
 
 
@@ -129,11 +134,27 @@ class _Puller:
     """Plans the job with some levers pulled."""
 
     def __init__(
-        self, job: TitanJob, goal: Goal, server: CaptureServer, own: Planned, confidence: Confidence | None
+        self,
+        job: TitanJob,
+        goal: Goal,
+        server: CaptureServer,
+        own: Planned | InfeasibleError,
+        confidence: Confidence | None,
+        all_stages: bool,
     ) -> None:
         self._job, self._goal, self._server, self._own, self._confidence = job, goal, server, own, confidence
+        self._all_stages = all_stages
         # Where the host limits the job, the job's own checkpointing is likely to be the plan with a lever, too.
-        self._beside = ("none", "full") if own.plan.settings.job_checkpointing else ("none",)
+        hosted = not isinstance(own, InfeasibleError) and own.plan.settings.job_checkpointing
+        self._beside = ("none", "full") if hosted else ("none",)
+
+    def info(self) -> TraceInfo:
+        """What the job was captured with."""
+        if not isinstance(self._own, InfeasibleError):
+            return self._own.simulation.trace.info
+        with temporary_folder() as folder:
+            captures = captures_of(self._job, self._server, folder, ("none",), all_stages=False, beside=("none",))
+            return captures[0].observed().trace.info
 
     def pull(self, levers: Sequence[Lever]) -> Pulled:
         """The plan with these levers."""
@@ -144,7 +165,9 @@ class _Puller:
         plain = (self._own,) if job == self._job and goal.offload == self._goal.offload else None
         try:
             with temporary_folder() as folder:
-                captures = captures_of(job, self._server, folder, ("none",), beside=self._beside)
+                captures = captures_of(
+                    job, self._server, folder, ("none",), all_stages=self._all_stages, beside=self._beside
+                )
                 (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), self._confidence, plain)
         except AutosacError as e:
             return Pulled(levers=tuple(levers), failure=str(e))

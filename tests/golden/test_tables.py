@@ -124,7 +124,11 @@ def test_plans_batches_and_levers() -> None:
             levers=(Lever(name="allocator", kind="a", allocator="max_split_size_mb:64"),), failure="no plan; at all"
         ),
     )
-    tables += [summaries.budgets_table(found), summaries.budgets_table(active), summaries.lever_table(found[0], levers)]
+    tables += [
+        summaries.budgets_table(found),
+        summaries.budgets_table(active),
+        summaries.lever_table(found[0], levers, "reserved"),
+    ]
     check(FOLDER / "tables-plans.txt", printed(*tables))
     check(FOLDER / "styles-plans.txt", styled(*tables))
 
