@@ -24,6 +24,8 @@ from autosac.trace import TraceInfo
 
 # Less than this is not worth a change of the job.
 _WORTH = 1.001
+# From this share of the step on the host limits it.
+_LIMITED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +146,7 @@ class _Puller:
     ) -> None:
         self._job, self._goal, self._server, self._own, self._confidence = job, goal, server, own, confidence
         self._all_stages = all_stages
-        # Where the host limits the job, the job's own checkpointing is likely to be the plan with a lever, too.
-        hosted = not isinstance(own, InfeasibleError) and own.plan.settings.job_checkpointing
-        self._beside = ("none", "full") if hosted else ("none",)
+        self._beside = ("none", "full") if _waits_for_host(own) else ("none",)
 
     def info(self) -> TraceInfo:
         """What the job was captured with."""
@@ -174,6 +174,17 @@ class _Puller:
         if isinstance(planned, InfeasibleError):
             return Pulled(levers=tuple(levers), failure=str(planned))
         return Pulled(levers=tuple(levers), planned=planned)
+
+
+def _waits_for_host(own: Planned | InfeasibleError) -> bool:
+    """Whether the job's own full checkpointing may be the plan with a lever: it is the plan without, or the host, which
+    records every operator under other plans, limits that.
+    """
+    if isinstance(own, InfeasibleError):
+        return False
+    if own.plan.settings.job_checkpointing:
+        return True
+    return own.simulation.breakdown.host_bound_ms > _LIMITED * own.simulation.step_ms
 
 
 def combined(found: Sequence[Pulled], own: float, pull: Callable[[Sequence[Lever]], Pulled]) -> Iterator[Pulled]:
