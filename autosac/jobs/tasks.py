@@ -19,11 +19,12 @@ from autosac.jobs.dynamic_shapes import has_router
 from autosac.jobs.titan import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
 from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
 from autosac.jobs.waiting import busiest_beside, fullest
-from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
+from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets, predictions_of
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.pipeline_plans import make_pipeline_plans
-from autosac.plans import Plan
+from autosac.planning.stage_plans import joint_predictions
+from autosac.plans import Plan, Prediction
 from autosac.progress import Parts
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, simulation_of
@@ -289,7 +290,11 @@ def plans_with_loss(
             chunked = [stage.with_loss_in(chunks, folder) for stage in captures]
             return plans_of(chunked, goal, budgets, progress, confidence)
 
-    return competing(plain, chunks, in_chunks)
+    def baselines() -> dict[str, Prediction]:
+        of_stages = [stage.baselines() for stage in captures]
+        return predictions_of(of_stages[0]) if len(of_stages) == 1 else joint_predictions(of_stages)
+
+    return competing(plain, chunks, in_chunks, baselines)
 
 
 def _hinted(result: Planned | InfeasibleError, last: TitanCaptures) -> Planned | InfeasibleError:
