@@ -20,6 +20,7 @@ from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence
 from autosac.progress import Parts
 from autosac.simulation import TITAN_ALLOCATOR
+from autosac.titan.version import has_python_jobs
 from autosac.trace import TraceInfo
 
 # Less than this is not worth a change of the job.
@@ -211,7 +212,7 @@ def combined(found: Sequence[Pulled], own: float, pull: Callable[[Sequence[Lever
 def levers_of(info: TraceInfo, job: TitanJob, goal: Goal) -> Iterator[Lever]:
     """The levers of a job that are not pulled yet, by the settings that it was captured with."""
     settings, parallelism = info.job_settings, info.parallelism
-    if not goal.chunk_loss:
+    if not goal.chunk_loss and not has_python_jobs():  # theirs is a loss of the configuration's own
         yield Lever(name="loss in chunks", kind="loss", option="--chunk-loss", quick=True)
     yield from _batches(info)
     if not info.compiled:

@@ -28,7 +28,7 @@ from autosac.plans import Plan, Prediction
 from autosac.progress import Parts
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, simulation_of
-from autosac.titan.version import has_python_jobs
+from autosac.titan.version import IN_CHUNKS_BY_ITSELF, has_python_jobs
 from autosac.trace import Trace
 
 __all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
@@ -203,6 +203,7 @@ def plan_in(
     all_stages: bool = True,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """As `plan_titan_job`, in a capture process that is there."""
+    check_chunks(goal)
     with temporary_folder() as folder:
         captures = captures_of(job, server, folder, all_stages=all_stages)
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
@@ -211,6 +212,12 @@ def plan_in(
             budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
             budgets = tuple(sorted(budgets + between(baseline_peaks(captures, goal.budget_kind), budgets)))
         return plans_with_loss(captures, goal, budgets, confidence)
+
+
+def check_chunks(goal: Goal) -> None:
+    """UsageError if the loss may be computed in chunks of rows and the installed TorchTitan's jobs decide that themselves."""
+    if goal.chunk_loss and has_python_jobs():
+        raise UsageError(IN_CHUNKS_BY_ITSELF)
 
 
 def baseline_peaks(captures: Sequence[TitanCaptures], kind: str) -> list[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from autosac.errors import UsageError
 from autosac.titan.registry import check_python_job
 
+IN_CHUNKS_BY_ITSELF = "TorchTitan 0.3 computes losses in chunks itself: choose ChunkedCELoss in the configuration"
 _PYTHON_JOB = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<config>[A-Za-z_]\w*)")
 
 

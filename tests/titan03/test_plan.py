@@ -68,6 +68,15 @@ def test_names_that_may_be_something_are_left_to_torchtitan(jobs_on_path: None, 
     check_job(job)
 
 
+@pytest.mark.parametrize("more", [(), ("--maximize", "tokens-per-second"), ("--levers", "quick")])
+def test_losses_in_chunks_are_the_configurations_own(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before anything is captured."""
+    assert main(["plan", "llama3:llama3_8b", "--gpu", "h100-sxm-80gb", "--quiet", "--chunk-loss", *more]) == 2
+    assert capsys.readouterr().err == (
+        "autosac: TorchTitan 0.3 computes losses in chunks itself: choose ChunkedCELoss in the configuration\n"
+    )
+
+
 def test_a_job_in_a_bench_suite(jobs_on_path: None, tmp_path: Path) -> None:
     """A suite of the harness names a job by MODULE:CONFIG; the plan fits and recomputes less than full checkpointing."""
     path = tmp_path / "suite.toml"
