@@ -130,7 +130,10 @@ def lever_table(own: Planned | None, pulled: Sequence[Pulled], kind: str) -> Ren
     for one in pulled:
         name = one.name + " *" * bool(one.numbers)
         if one.planned is None:
-            table.add_row(name, "", "", "", one.failure.split(";")[0], style="dim")
+            why = one.failure.partition(" (at ")[0].partition(";")[
+                0
+            ]  # without the place in the code, and what could be done
+            table.add_row(name, "", "", "", why, style="dim")
             continue
         table.add_row(
             name,
