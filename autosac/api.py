@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from autosac.errors import InfeasibleError, UsageError
-from autosac.planning.closed_loop import Goal, Planned, make_plans
+from autosac.planning.closed_loop import Goal, Planned, make_plans, predictions_of
 from autosac.planning.confidence import confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.step_captures import StepCaptures
@@ -143,7 +143,12 @@ def plan(
         (planned,) = results(captures)
         if chunk_loss:
             chunks = chunks_of(captures.observed().trace)
-            (planned,) = competing((planned,), chunks, lambda: results(captures.with_loss_in(chunks)))
+            (planned,) = competing(
+                (planned,),
+                chunks,
+                lambda: results(captures.with_loss_in(chunks)),
+                lambda: predictions_of(captures.baselines()),
+            )
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan

@@ -148,24 +148,26 @@ def plan(arguments: argparse.Namespace) -> None:
             )
     found = [result for result in results if isinstance(result, Planned)]
     if not found:
+        if pulled:
+            _print_levers(None, pulled, arguments)
         raise next(result for result in results if isinstance(result, InfeasibleError))
     written = _write_plans(arguments.output, found, several)
     _write_pareto(arguments, found)
     if arguments.json:
         documents = [json.loads(planned.plan.to_bytes()) for planned in found]
         document = {"plan": documents[0], "tried": tried_document(batch)} if batch else documents[0]
-        if pulled:
-            document = {"plan": documents[0], "levers": levers_document(pulled)}
-        print(json.dumps(documents if several else document, indent=1))
+        if arguments.levers == "off":
+            print(json.dumps(documents if several else document, indent=1))
     else:
-        _print_plans(results, several, batch, pulled)
+        _print_plans(results, several, batch)
+    if arguments.levers != "off":
+        _print_levers(found[0], pulled, arguments)
+    if not arguments.json:
         for path in written:
             reports.console().print(f"plan written to {path}", soft_wrap=True)
 
 
-def _print_plans(
-    results: Sequence[Planned | InfeasibleError], several: bool, batch: BatchPlan | None, pulled: Sequence[Pulled]
-) -> None:
+def _print_plans(results: Sequence[Planned | InfeasibleError], several: bool, batch: BatchPlan | None) -> None:
     """The report of several plans, or of one with what else was tried."""
     out = reports.console()
     found = [result for result in results if isinstance(result, Planned)]
@@ -178,8 +180,17 @@ def _print_plans(
         if batch:
             out.print(reports.batch_table(batch))
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
-        if pulled:
-            out.print(reports.lever_table(found[0], pulled))
+
+
+def _print_levers(own: Planned | None, pulled: Sequence[Pulled], arguments: argparse.Namespace) -> None:
+    """What other settings would give; as JSON with the plan, which is null where none fits."""
+    if arguments.json:
+        document = json.loads(own.plan.to_bytes()) if own else None
+        print(json.dumps({"plan": document, "levers": levers_document(pulled)}, indent=1))
+    elif pulled:
+        reports.console().print(reports.lever_table(own, pulled, arguments.budget_kind))
+    else:
+        reports.console().print("- there is no lever to try: the job has those that --levers asks for")
 
 
 def tried_document(batch: BatchPlan) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from autosac.capture.process.server import CaptureServer
 from autosac.errors import InfeasibleError
 from autosac.files.temporary import temporary_folder
-from autosac.jobs.tasks import captures_of, plans_with_loss
+from autosac.jobs.tasks import captures_of, check_chunks, plans_with_loss
 from autosac.jobs.titan import TitanCaptures, TitanJob
 from autosac.planning.batch_search import BatchSizes, Trial, Unplanned, best_of, search_batches
 from autosac.planning.closed_loop import Goal, Planned
@@ -39,6 +39,7 @@ def plan_batches(
 
     InfeasibleError if no size fits, CaptureError if the job cannot be captured as it is.
     """
+    check_chunks(goal)
     with (
         temporary_folder() as folder,
         CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server,

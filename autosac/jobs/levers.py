@@ -20,10 +20,13 @@ from autosac.planning.closed_loop import Goal, Planned
 from autosac.planning.confidence import Confidence
 from autosac.progress import Parts
 from autosac.simulation import TITAN_ALLOCATOR
+from autosac.titan.version import has_python_jobs
 from autosac.trace import TraceInfo
 
 # Less than this is not worth a change of the job.
 _WORTH = 1.001
+# From this share of the step on the host limits it.
+_LIMITED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,29 +102,34 @@ def plan_with_levers(
     """The job's plan (`autosac.jobs.tasks.plan_titan_job`), and what levers make of it (`pull`), in one capture process."""
     with CaptureServer(debug=job.debug, use_cache=job.use_cache, on_progress=job.progress) as server:
         (own,) = plan_in(server, job, goal, confidence=confidence, all_stages=all_stages)
-        if isinstance(own, InfeasibleError):
-            return own, ()
-        return own, pull(server, job, goal, own, extent, confidence)
+        return own, pull(server, job, goal, own, extent, confidence, all_stages=all_stages)
 
 
 def pull(
-    server: CaptureServer, job: TitanJob, goal: Goal, own: Planned, extent: str, confidence: Confidence | None = None
+    server: CaptureServer,
+    job: TitanJob,
+    goal: Goal,
+    own: Planned | InfeasibleError,
+    extent: str,
+    confidence: Confidence | None = None,
+    *,
+    all_stages: bool = True,
 ) -> tuple[Pulled, ...]:
     """Each lever's plan for the same budget, those with the most tokens per second first. Their steps are derived.
 
     `extent` is one of `autosac.choices.LEVERS`: "quick" for those that most often matter, "all" for every one, and together
-    those that help. What a job cannot do is said in the row of the lever.
+    those that help. What a job cannot do is said in the row of the lever. `own`: the job's plan, or that there is none; then a
+    lever may be what makes the job fit.
     """
-    levers = tuple(levers_of(own.simulation.trace.info, job, goal))
+    puller = _Puller(job, goal, server, own, confidence, all_stages)
+    levers = tuple(levers_of(puller.info(), job, goal))
     if extent != "all":
         levers = tuple(lever for lever in levers if lever.quick and extent == "quick")
-    if not levers:
-        return ()
-    puller = _Puller(job, goal, server, own, confidence)
     parts = Parts(job.progress, "lever", len(levers))
     found = [puller.pull((lever,)) for lever in parts.each(levers)]
     if extent == "all":
-        found += combined(found, own.simulation.throughput.tokens_per_second, puller.pull)
+        rate = 0.0 if isinstance(own, InfeasibleError) else own.simulation.throughput.tokens_per_second
+        found += combined(found, rate, puller.pull)
     return tuple(sorted(found, key=lambda pulled: -pulled.tokens_per_second))
 
 
@@ -129,11 +137,25 @@ class _Puller:
     """Plans the job with some levers pulled."""
 
     def __init__(
-        self, job: TitanJob, goal: Goal, server: CaptureServer, own: Planned, confidence: Confidence | None
+        self,
+        job: TitanJob,
+        goal: Goal,
+        server: CaptureServer,
+        own: Planned | InfeasibleError,
+        confidence: Confidence | None,
+        all_stages: bool,
     ) -> None:
         self._job, self._goal, self._server, self._own, self._confidence = job, goal, server, own, confidence
-        # Where the host limits the job, the job's own checkpointing is likely to be the plan with a lever, too.
-        self._beside = ("none", "full") if own.plan.settings.job_checkpointing else ("none",)
+        self._all_stages = all_stages
+        self._beside = ("none", "full") if _waits_for_host(own) else ("none",)
+
+    def info(self) -> TraceInfo:
+        """What the job was captured with."""
+        if not isinstance(self._own, InfeasibleError):
+            return self._own.simulation.trace.info
+        with temporary_folder() as folder:
+            captures = captures_of(self._job, self._server, folder, ("none",), all_stages=False, beside=("none",))
+            return captures[0].observed().trace.info
 
     def pull(self, levers: Sequence[Lever]) -> Pulled:
         """The plan with these levers."""
@@ -144,13 +166,26 @@ class _Puller:
         plain = (self._own,) if job == self._job and goal.offload == self._goal.offload else None
         try:
             with temporary_folder() as folder:
-                captures = captures_of(job, self._server, folder, ("none",), beside=self._beside)
+                captures = captures_of(
+                    job, self._server, folder, ("none",), all_stages=self._all_stages, beside=self._beside
+                )
                 (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), self._confidence, plain)
         except AutosacError as e:
             return Pulled(levers=tuple(levers), failure=str(e))
         if isinstance(planned, InfeasibleError):
             return Pulled(levers=tuple(levers), failure=str(planned))
         return Pulled(levers=tuple(levers), planned=planned)
+
+
+def _waits_for_host(own: Planned | InfeasibleError) -> bool:
+    """Whether the job's own full checkpointing may be the plan with a lever: it is the plan without, or the host, which
+    records every operator under other plans, limits that.
+    """
+    if isinstance(own, InfeasibleError):
+        return False
+    if own.plan.settings.job_checkpointing:
+        return True
+    return own.simulation.breakdown.host_bound_ms > _LIMITED * own.simulation.step_ms
 
 
 def combined(found: Sequence[Pulled], own: float, pull: Callable[[Sequence[Lever]], Pulled]) -> Iterator[Pulled]:
@@ -177,7 +212,7 @@ def combined(found: Sequence[Pulled], own: float, pull: Callable[[Sequence[Lever
 def levers_of(info: TraceInfo, job: TitanJob, goal: Goal) -> Iterator[Lever]:
     """The levers of a job that are not pulled yet, by the settings that it was captured with."""
     settings, parallelism = info.job_settings, info.parallelism
-    if not goal.chunk_loss:
+    if not goal.chunk_loss and not has_python_jobs():  # theirs is a loss of the configuration's own
         yield Lever(name="loss in chunks", kind="loss", option="--chunk-loss", quick=True)
     yield from _batches(info)
     if not info.compiled:

@@ -19,15 +19,16 @@ from autosac.jobs.dynamic_shapes import has_router
 from autosac.jobs.titan import BASELINES, Capture, Progress, TitanCaptures, TitanJob, own_stage
 from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
 from autosac.jobs.waiting import busiest_beside, fullest
-from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets
+from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets, predictions_of
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
 from autosac.planning.pipeline_plans import make_pipeline_plans
-from autosac.plans import Plan
+from autosac.planning.stage_plans import joint_predictions
+from autosac.plans import Plan, Prediction
 from autosac.progress import Parts
 from autosac.quantities import parse_budget
 from autosac.simulation import Simulation, simulation_of
-from autosac.titan.version import has_python_jobs
+from autosac.titan.version import IN_CHUNKS_BY_ITSELF, has_python_jobs
 from autosac.trace import Trace
 
 __all__ = ["BASELINES", "TitanJob", "plan_job", "plan_titan_job", "simulate_draws", "simulate_job", "simulation_of"]
@@ -202,6 +203,7 @@ def plan_in(
     all_stages: bool = True,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """As `plan_titan_job`, in a capture process that is there."""
+    check_chunks(goal)
     with temporary_folder() as folder:
         captures = captures_of(job, server, folder, all_stages=all_stages)
         budgets = tuple(budgets_bytes) or (goal.budget_bytes,)
@@ -210,6 +212,12 @@ def plan_in(
             budgets = tuple(max(column) for column in zip(*per_stage, strict=True))
             budgets = tuple(sorted(budgets + between(baseline_peaks(captures, goal.budget_kind), budgets)))
         return plans_with_loss(captures, goal, budgets, confidence)
+
+
+def check_chunks(goal: Goal) -> None:
+    """UsageError if the loss may be computed in chunks of rows and the installed TorchTitan's jobs decide that themselves."""
+    if goal.chunk_loss and has_python_jobs():
+        raise UsageError(IN_CHUNKS_BY_ITSELF)
 
 
 def baseline_peaks(captures: Sequence[TitanCaptures], kind: str) -> list[int]:
@@ -289,7 +297,11 @@ def plans_with_loss(
             chunked = [stage.with_loss_in(chunks, folder) for stage in captures]
             return plans_of(chunked, goal, budgets, progress, confidence)
 
-    return competing(plain, chunks, in_chunks)
+    def baselines() -> dict[str, Prediction]:
+        of_stages = [stage.baselines() for stage in captures]
+        return predictions_of(of_stages[0]) if len(of_stages) == 1 else joint_predictions(of_stages)
+
+    return competing(plain, chunks, in_chunks, baselines)
 
 
 def _hinted(result: Planned | InfeasibleError, last: TitanCaptures) -> Planned | InfeasibleError:

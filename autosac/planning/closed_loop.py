@@ -38,6 +38,7 @@ from autosac.simulation import Simulation
 from autosac.trace import TracedOperators
 
 __all__ = [
+    "ALSO_FITS",
     "FITS_WITHOUT",
     "Goal",
     "Loop",
@@ -53,9 +54,11 @@ __all__ = [
     "make_plan",
     "make_plans",
     "pareto_budgets",
+    "predictions_of",
 ]
 
 
+ALSO_FITS = " also fits and is faster"
 FITS_WITHOUT = "the step fits the budget without any checkpointing"
 _NO_PLAN = "; it is a plan only for a job that is configured so: it runs again what other plans always keep"
 _NOT_OFFLOADED = (
@@ -197,7 +200,7 @@ def make_plans(
     predict = partial(_prediction, baselines["none"])
 
     def shown() -> dict[str, Prediction]:
-        return {name: predict(simulation) for name, simulation in baselines.items()}
+        return predictions_of(baselines)
 
     found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
     for budget_bytes in parts.each(order):
@@ -234,6 +237,11 @@ def ascending(budgets_bytes: Sequence[int]) -> list[int]:
     return sorted(budgets_bytes)
 
 
+def predictions_of(baselines: Mapping[str, Simulation]) -> dict[str, Prediction]:
+    """What is shown of the policies that a plan is shown beside."""
+    return {name: _prediction(baselines["none"], simulation) for name, simulation in baselines.items()}
+
+
 def failing(captures: PlanningCaptures) -> tuple[str, ...]:
     """A note for each policy that the job cannot run under."""
     return tuple(f"the job itself fails under {name}: {why}" for name, why in captures.failures().items())
@@ -242,7 +250,7 @@ def failing(captures: PlanningCaptures) -> tuple[str, ...]:
 def faster(own: Prediction, fitting: Mapping[str, Prediction], compiled: bool) -> tuple[str, ...]:
     """A note for each baseline within the budget whose step is shorter than the plan's."""
     return tuple(
-        f"the job's own {name} also fits and is faster by {format_ms(own.step_ms - other.step_ms)}"
+        f"the job's own {name}{ALSO_FITS} by {format_ms(own.step_ms - other.step_ms)}"
         + ("" if compiled else ": under a plan the host records every operator, and this step does not hide that time")
         + (_NO_PLAN if name == "full" and not compiled else "")
         for name, other in fitting.items()

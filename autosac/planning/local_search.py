@@ -14,6 +14,9 @@ holes, which are at most what it reserves beyond the active peak, the ones that 
 with equal figures, which differ in the place of the unit, one comes early and the others late. The first that fits the
 budget and shortens the simulated step is taken, and moves begin again from there.
 
+What the step pays is an estimate. Where it says that nothing is gained by keeping a part of a unit (the host would pay for
+that), it may be wrong for a single unit. So when no move is left, moves are priced again, by recomputation's own time.
+
 The search ends when no move is left, or after `WORK` units of work: events that were simulated. That bounds it to about two
 seconds of one core, and makes it the same on every machine.
 """
@@ -248,13 +251,29 @@ class LocalSearch:
 
     def climb(self, goal: Goal, best: Candidate, work: int = WORK) -> tuple[Candidate, int]:
         """The best plan found from this one on, itself if none is better; and how many were simulated."""
-        chosen = self._planner.policies_of(best.plan, best.costs)
-        if chosen is None:
-            return best, 0
-        moves = Moves(self._planner, best.costs)
-        tries = 0
         tried: set[Hashable] = {best.plan.units}
         sets = {frozenset(unit.fqn for unit in best.plan.units)}
+        tries = 0
+        for costs in dict.fromkeys((best.costs, None)):
+            best, more, work = self._climb(goal, best, costs, tried, sets, work)
+            tries += more
+        return best, tries
+
+    def _climb(
+        self,
+        goal: Goal,
+        best: Candidate,
+        costs: Costs | None,
+        tried: set[Hashable],
+        sets: set[frozenset[str]],
+        work: int,
+    ) -> tuple[Candidate, int, int]:
+        """By moves at these prices; also what is left of the work. `tried`: what was simulated, `sets`: their units' names."""
+        chosen = self._planner.policies_of(best.plan, costs)
+        if chosen is None:
+            return best, 0, work
+        moves = Moves(self._planner, costs)
+        tries = 0
         while work > 0:
             better = None
             left_bytes = goal.budget_bytes - best.simulation.peak_bytes(goal.budget_kind)
@@ -282,7 +301,7 @@ class LocalSearch:
             if better is None:
                 break
             best, chosen = better
-        return best, tries
+        return best, tries, work
 
     def _plan(self, plan: Plan, chosen: Sequence[Policy]) -> Plan:
         reasons = tuple(

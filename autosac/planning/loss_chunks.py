@@ -8,13 +8,14 @@ with a chunked loss competes with the one without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autosac.errors import InfeasibleError
 from autosac.limits import MOST_LOSS_CHUNKS
 from autosac.memory_sim.tensor_sizes import dense_bytes
-from autosac.planning.closed_loop import Planned
+from autosac.planning.closed_loop import ALSO_FITS, Planned, faster
+from autosac.plans import Prediction
 from autosac.quantities import format_ms
 from autosac.trace import Phase, Trace
 
@@ -42,15 +43,16 @@ def competing(
     plain: Sequence[Planned | InfeasibleError],
     chunks: int,
     plan: Callable[[], Sequence[Planned | InfeasibleError]],
+    baselines: Callable[[], Mapping[str, Prediction]],
 ) -> tuple[Planned | InfeasibleError, ...]:
     """For each budget the better of the plan for the step as it is and of that with the loss in `chunks`, which `plan` makes
-    if there is anything to gain.
+    if there is anything to gain. `baselines`: the job's own ways of checkpointing, of its own loss, for plans in chunks.
     """
     if not any(map(_may_gain, plain)):
         return tuple(plain)
     if chunks == 1:
         return tuple(_noted(result, "the loss is too small for computing it in chunks") for result in plain)
-    return tuple(_better(own, other, chunks) for own, other in zip(plain, plan(), strict=True))
+    return tuple(_better(own, other, chunks, baselines) for own, other in zip(plain, plan(), strict=True))
 
 
 def _may_gain(result: Planned | InfeasibleError) -> bool:
@@ -61,21 +63,44 @@ def _noted(result: Planned | InfeasibleError, note: str) -> Planned | Infeasible
     return result if isinstance(result, InfeasibleError) else replace(result, notes=(*result.notes, note))
 
 
-def _better(own: Planned | InfeasibleError, other: Planned | InfeasibleError, chunks: int) -> Planned | InfeasibleError:
+def _better(
+    own: Planned | InfeasibleError,
+    other: Planned | InfeasibleError,
+    chunks: int,
+    baselines: Callable[[], Mapping[str, Prediction]],
+) -> Planned | InfeasibleError:
     if isinstance(own, InfeasibleError) and isinstance(other, InfeasibleError):
         return _neither(own, other, chunks)
     if isinstance(other, InfeasibleError):
         return _noted(own, f"with the loss in {chunks} chunks no plan fits")
     how = f"the loss is computed in {chunks} chunks of rows, which changes the order of summation"
     if isinstance(own, InfeasibleError):
-        return _noted(other, f"{how}; without that no plan would fit")
+        return _noted(_beside(other, baselines()), f"{how}; without that no plan would fit")
     gain_ms = own.plan.predictions["autosac"].step_ms - other.plan.predictions["autosac"].step_ms
     if gain_ms <= 0:
         return _noted(own, f"with the loss in {chunks} chunks the step would take {format_ms(-gain_ms)} longer")
-    # The job's own ways of checkpointing are those of its own loss.
-    predictions = {**own.plan.predictions, "autosac": other.plan.predictions["autosac"]}
-    found = replace(other, plan=replace(other.plan, predictions=predictions))
+    found = _beside(other, {name: p for name, p in own.plan.predictions.items() if name != "autosac"})
     return _noted(found, f"{how}: the step is {format_ms(gain_ms)} shorter than without")
+
+
+def _beside(planned: Planned, baselines: Mapping[str, Prediction]) -> Planned:
+    """The plan beside the job's own ways of checkpointing: those of its own loss, which it was not planned beside."""
+    made_for, own = planned.plan.made_for, planned.plan.predictions["autosac"]
+    fitting = {
+        name: p for name, p in baselines.items() if _peak_bytes(p, made_for.budget_kind) <= made_for.budget_bytes
+    }
+    if planned.plan.certainty is not None:  # of them it is not known whether they fit with that probability
+        fitting = {}
+    quicker = faster(own, fitting, planned.simulation.trace.info.compiled)
+    notes = tuple(note for note in planned.notes if ALSO_FITS not in note)
+    plan = replace(planned.plan, predictions={"autosac": own, **baselines})
+    return replace(planned, plan=plan, notes=(*notes, *quicker))
+
+
+def _peak_bytes(prediction: Prediction, kind: str) -> int:
+    if kind == "reserved" and prediction.peak_reserved_bytes is not None:
+        return prediction.peak_reserved_bytes
+    return prediction.peak_active_bytes
 
 
 def _neither(own: InfeasibleError, other: InfeasibleError, chunks: int) -> InfeasibleError:

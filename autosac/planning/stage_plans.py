@@ -32,10 +32,7 @@ def join_plans(
         planned.append(stage)
     own = [stage.simulation for stage in planned]
     pipeline = steps.pipeline(own)  # held: `steps` keeps the last one only
-    predictions = {"autosac": _prediction(own, steps)}
-    for name in baselines[0]:
-        if all(name in stage for stage in baselines):
-            predictions[name] = _prediction([stage[name] for stage in baselines], steps)
+    predictions = {"autosac": _prediction(own, steps), **joint_predictions(baselines, steps)}
     together = pipeline.joined()
     first = planned[0].plan
     assert all(stage.plan.settings.memory_budget == first.settings.memory_budget for stage in planned)
@@ -54,6 +51,15 @@ def join_plans(
         simulation=max(together, key=lambda stage: stage.peak_bytes(first.made_for.budget_kind)),
         notes=_notes(planned, together),
     )
+
+
+def joint_predictions(
+    baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps | None = None
+) -> dict[str, Prediction]:
+    """What is shown of the policies that all stages can run under."""
+    steps = steps or JointSteps()
+    names = [name for name in baselines[0] if all(name in stage for stage in baselines)]
+    return {name: _prediction([stage[name] for stage in baselines], steps) for name in names}
 
 
 def _prediction(stages: Sequence[Simulation], steps: JointSteps) -> Prediction:

@@ -120,21 +120,25 @@ def batch_table(result: BatchPlan) -> Table:
     return table
 
 
-def lever_table(own: Planned, pulled: Sequence[Pulled]) -> RenderableType:
-    """What other settings of the job would give under the same budget, the best first."""
-    rate, kind = own.simulation.throughput.tokens_per_second, own.plan.made_for.budget_kind
-    table = Table(title=f"What else would make this step faster ({rate:,.0f} tokens/s per GPU as planned)")
+def lever_table(own: Planned | None, pulled: Sequence[Pulled], kind: str) -> RenderableType:
+    """What other settings of the job would give under the same budget, the best first. `own`: None where no plan fits it."""
+    rate = own.simulation.throughput.tokens_per_second if own else 0.0
+    title = f"What else would make this step faster ({rate:,.0f} tokens/s per GPU as planned)"
+    table = Table(title=title if own else "What would make this step fit")
     for heading in ("change", "tokens/s", "gain", f"peak {kind}", "how"):
         table.add_column(heading, justify="left" if heading in ("change", "how") else "right")
     for one in pulled:
         name = one.name + " *" * bool(one.numbers)
         if one.planned is None:
-            table.add_row(name, "", "", "", one.failure.split(";")[0], style="dim")
+            why = one.failure.partition(" (at ")[0].partition(";")[
+                0
+            ]  # without the place in the code, and what could be done
+            table.add_row(name, "", "", "", why, style="dim")
             continue
         table.add_row(
             name,
             f"{one.tokens_per_second:,.0f}",
-            f"{one.tokens_per_second / rate - 1:+.1%}",
+            f"{one.tokens_per_second / rate - 1:+.1%}" if own else "",
             format_bytes(one.planned.simulation.peak_bytes(kind)),
             one.how,
         )

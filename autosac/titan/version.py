@@ -11,7 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from autosac.errors import UsageError
+from autosac.titan.registry import check_python_job
 
+IN_CHUNKS_BY_ITSELF = "TorchTitan 0.3 computes losses in chunks itself: choose ChunkedCELoss in the configuration"
 _PYTHON_JOB = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<config>[A-Za-z_]\w*)")
 
 
@@ -55,7 +57,7 @@ def check_job(job: str) -> None:
                 f"job file {job}: torchtitan {installed_version()} is installed, which takes no job files: "
                 "pip install torchtitan==0.2.2, or give a configuration as MODULE:CONFIG, such as llama3:llama3_8b"
             )
-        split_python_job(job)
+        check_python_job(*split_python_job(job))
     elif not Path(job).is_file():
         if _PYTHON_JOB.fullmatch(job):
             raise UsageError(

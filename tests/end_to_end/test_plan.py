@@ -230,3 +230,22 @@ def test_no_plan_loses_to_the_jobs_own_full_checkpointing(autosac: Run, job_file
 
     refused = autosac("plan", job_file, *GPU, "--budget", "171.9MiB", *small)
     assert refused.code == 1 and "the smallest budget found to work is 172.0 MiB" in refused.err
+
+
+def test_levers_of_a_job_that_does_not_fit(autosac: Run, job_file: str) -> None:
+    """No plan fits, but one of half the local batch does: the report says so, and then the error."""
+    some = ("--", "--training.local_batch_size", "16")
+    ran = autosac("plan", job_file, *GPU, "--budget", "1GiB", "--levers", "quick", "--json", *some)
+    assert ran.code == 1 and "no plan meets" in ran.err
+    (batch,) = (row for row in ran.document["levers"] if row["prediction"])
+    assert ran.document["plan"] is None
+    assert batch["how"] == "--training.local_batch_size 8 --training.global_batch_size 32"
+    assert batch["prediction"]["peak_reserved_bytes"] <= 2**30
+
+
+def test_a_job_that_has_all_levers(autosac: Run, job_file: str) -> None:
+    """The report says that there is none to try; as JSON they are an empty list."""
+    one = ("--", "--training.local_batch_size", "1", "--training.seq_len", "512")
+    options = ("--budget", "90%", "--levers", "quick", "--chunk-loss")
+    assert "there is no lever to try" in autosac("plan", job_file, *GPU, *options, *one).out
+    assert autosac("plan", job_file, *GPU, *options, "--json", *one).document["levers"] == []

@@ -121,10 +121,15 @@ def test_plans_batches_and_levers() -> None:
             levers=(Lever(name="float8", kind="numbers", option="--x", numbers="products in 8 bits"),), planned=found[2]
         ),
         Pulled(
-            levers=(Lever(name="allocator", kind="a", allocator="max_split_size_mb:64"),), failure="no plan; at all"
+            levers=(Lever(name="allocator", kind="a", allocator="max_split_size_mb:64"),),
+            failure="no plan (at a.py:1; --debug); at all",
         ),
     )
-    tables += [summaries.budgets_table(found), summaries.budgets_table(active), summaries.lever_table(found[0], levers)]
+    tables += [
+        summaries.budgets_table(found),
+        summaries.budgets_table(active),
+        summaries.lever_table(found[0], levers, "reserved"),
+    ]
     check(FOLDER / "tables-plans.txt", printed(*tables))
     check(FOLDER / "styles-plans.txt", styled(*tables))
 

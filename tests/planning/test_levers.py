@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from autosac.jobs.levers import Lever, Pulled, combined, levers_of
+from autosac.errors import InfeasibleError
+from autosac.jobs.levers import Lever, Pulled, combined, levers_of, pull
 from autosac.jobs.titan import TitanJob
 from autosac.memory_sim import AllocatorConfig
 from autosac.planning.closed_loop import Goal
@@ -129,3 +130,44 @@ def test_what_helps_is_pulled_together() -> None:
     assert together(machine, levers) == [("b + a", 114.0)]
     assert together(machine, levers[:1]) == [], "one alone has its row already"
     assert together(machine, levers[3:5]) == []
+
+
+def planned(host_ms: float, checkpointing: str = "") -> Any:
+    """A plan whose step of 100 ms waits so long for the host."""
+    return SimpleNamespace(
+        plan=SimpleNamespace(settings=SimpleNamespace(job_checkpointing=checkpointing)),
+        simulation=SimpleNamespace(
+            trace=SimpleNamespace(info=INFO), step_ms=100.0, breakdown=SimpleNamespace(host_bound_ms=host_ms)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "names"),
+    [
+        (InfeasibleError("no plan"), ("none",)),
+        (planned(host_ms=0.0), ("none",)),
+        (planned(host_ms=5.0), ("none", "full")),
+        (planned(host_ms=0.0, checkpointing="full"), ("none", "full")),
+    ],
+)
+def test_what_levers_compete_with(own: Any, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full checkpointing, where the host limits the plan without them or it is that plan; of the same stages as without."""
+    asked: list[tuple[bool, tuple[str, ...]]] = []
+
+    def captures_of(*_: Any, all_stages: bool, beside: tuple[str, ...]) -> list[Any]:
+        asked.append((all_stages, beside))
+        return [SimpleNamespace(observed=lambda: SimpleNamespace(trace=SimpleNamespace(info=INFO)))]
+
+    def no_plan(*_: Any) -> tuple[InfeasibleError]:
+        return (InfeasibleError("none with it"),)
+
+    monkeypatch.setattr("autosac.jobs.levers.captures_of", captures_of)
+    monkeypatch.setattr("autosac.jobs.levers.plans_with_loss", no_plan)
+    server: Any = None
+    pulled = pull(server, JOB, GOAL, own, "quick", all_stages=False)
+    assert [(one.name, one.failure) for one in pulled] == [
+        ("loss in chunks", "none with it"),
+        ("local batch 2, 2 microbatches", "none with it"),
+    ]
+    assert set(asked) == {(False, names)} and len(asked) == 2 + isinstance(own, InfeasibleError)

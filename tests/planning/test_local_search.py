@@ -14,6 +14,7 @@ from autosac.planning.candidates import Candidate
 from autosac.planning.local_search import LocalSearch, Move, Moves, altered, in_order
 from autosac.planning.planner import Goal, Planner, plan_of
 from autosac.planning.search import Search
+from autosac.planning.step_costs import UnitCost
 from autosac.plans import Plan
 from autosac.simulation import Simulation
 from autosac.solvers import LocalItem, LocalProblem
@@ -67,6 +68,20 @@ def test_changes_alone_lead_from_full_recomputation_to_the_best_plan(make_job: C
     fitting = [s.step_ms for s in steps if s.peak_active_bytes <= planner.goal.budget_bytes]
     assert found.simulation.step_ms == pytest.approx(min(fitting))
     assert found.simulation.peak_active_bytes <= planner.goal.budget_bytes and tries < len(steps)
+
+
+def test_costs_that_say_there_is_nothing_to_gain_are_not_believed(make_job: Callable[..., Any]) -> None:
+    """They are estimates: what recomputation takes by itself is tried as well, within the same work."""
+    job = make_job(4, 0.0)
+    low, high = (job.under(planner_of(job, 1).smallest()).peak_active_bytes, job.observed().peak_active_bytes)
+    planner = planner_of(job, (low + high) // 2)
+    first = start(planner, job)
+    misled = replace(first, costs=(UnitCost(plain_ms=0.0),) * len(planner.problem.modules))
+    found, _ = LocalSearch(planner, job).climb(planner.goal, misled)
+    best, _ = LocalSearch(planner, job).climb(planner.goal, first)
+    assert found.simulation.step_ms == pytest.approx(best.simulation.step_ms)
+    assert found.simulation.step_ms < first.simulation.step_ms
+    assert LocalSearch(planner, job).climb(planner.goal, misled, work=0) == (misled, 0)
 
 
 def test_the_search_ends_with_its_work(make_job: Callable[..., Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from autosac.bench.run import run_suite
 from autosac.bench.suite import load_suite
 from autosac.cli.parser import main
+from autosac.titan.version import check_job
 
 
 def test_plan_and_simulate(jobs_on_path: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,6 +36,45 @@ def test_jobs_are_named_by_module_and_config(job: str, capsys: pytest.CaptureFix
     """Anything else, a job file of TorchTitan 0.2 included, is told how."""
     assert main(["simulate", job, "--gpu", "h100-sxm-80gb"]) == 2
     assert "as MODULE:CONFIG" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (
+            "llama3:llama3_8B",
+            "llama3 has no configuration llama3_8B (do you mean llama3_8b?); it has llama3_debugmodel,",
+        ),
+        (
+            "torchtitan.models.llama3:llama3_9b",
+            "torchtitan.models.llama3 has no configuration llama3_9b (do you mean llama3_8b?)",
+        ),
+        ("lama3:llama3_8b", "there is no module lama3 (do you mean llama3?); TorchTitan's own are "),
+    ],
+)
+def test_names_that_nothing_has_are_refused_at_once(job: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a capture process, with the names that there are."""
+    assert main(["simulate", job, "--gpu", "h100-sxm-80gb"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"autosac: job {job}: ") and said in error and "starting" not in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "job", ["llama3:llama3_8b", "llama3:cast", "torchtitan.models.llama3:llama3_8b", "jobs:anything"]
+)
+def test_names_that_may_be_something_are_left_to_torchtitan(jobs_on_path: None, job: str) -> None:
+    """What a module imports, and modules of one's own."""
+    check_job(job)
+
+
+@pytest.mark.parametrize("more", [(), ("--maximize", "tokens-per-second"), ("--levers", "quick")])
+def test_losses_in_chunks_are_the_configurations_own(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before anything is captured."""
+    assert main(["plan", "llama3:llama3_8b", "--gpu", "h100-sxm-80gb", "--quiet", "--chunk-loss", *more]) == 2
+    assert capsys.readouterr().err == (
+        "autosac: TorchTitan 0.3 computes losses in chunks itself: choose ChunkedCELoss in the configuration\n"
+    )
 
 
 def test_a_job_in_a_bench_suite(jobs_on_path: None, tmp_path: Path) -> None:

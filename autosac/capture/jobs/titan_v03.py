@@ -26,7 +26,7 @@ from autosac.errors import CaptureError, UsageError
 from autosac.integrations.torchtitan.policy_hook import ModelPolicy, reaching_flux
 from autosac.titan.python_jobs import missing_package, plain_text
 from autosac.titan.settings import python_job_settings
-from autosac.titan.version import split_python_job
+from autosac.titan.version import IN_CHUNKS_BY_ITSELF, split_python_job
 
 _NAMES = {FullAC: "full", SelectiveAC: "selective-op", MemoryBudgetAC: "memory_budget"}
 
@@ -42,9 +42,7 @@ class TitanV03:
         """The configuration that the job's function returns, under the overrides, without what reads or writes files."""
         config = _parse(request)
         if loss_chunks_of(request) != 1:
-            raise UsageError(
-                "TorchTitan 0.3 computes losses in chunks itself: choose ChunkedCELoss in the configuration"
-            )
+            raise UsageError(IN_CHUNKS_BY_ITSELF)
         self._own = _name_of(config.activation_checkpoint)
         config.activation_checkpoint = _checkpointing(config.activation_checkpoint, request)
         _install_synthetic_data(config)
