@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -96,10 +97,10 @@ def captured(server: CaptureServer, request: TitanRequest, folder: Path | None) 
     return trace
 
 
-def simulate_run(
+def simulations_of(
     run: Run, server: CaptureServer, folder: Path | None = None, overlap: OverlapModel | None = None
-) -> Result:
-    """Simulate a run. UnreproducibleError if it cannot be expressed, CaptureError if it cannot be captured."""
+) -> tuple[list[Simulation], Target]:
+    """One simulation for each pipeline stage of a run, and its machine. Errors as `simulate_run`."""
     target = Target.of(run.gpu, run.gpus, cluster=run.cluster, allocator=run.allocator)
     if overlap is not None:
         target = replace(target, overlap=overlap)
@@ -108,15 +109,22 @@ def simulate_run(
     for rank in run.later_ranks():
         shapes = traces[0].info.stage_outputs
         traces.append(captured(server, replace(request, rank=rank, stage_inputs=shapes), folder))
-    simulations = [_simulated(run, trace, target) for trace in traces]
-    step_ms = _step_ms(simulations, target)
+    return [_simulated(run, trace, target) for trace in traces], target
+
+
+def simulate_run(
+    run: Run, server: CaptureServer, folder: Path | None = None, overlap: OverlapModel | None = None
+) -> Result:
+    """Simulate a run. UnreproducibleError if it cannot be expressed, CaptureError if it cannot be captured."""
+    simulations, target = simulations_of(run, server, folder, overlap)
+    step_ms = step_of(simulations, target)
     worst = max(simulations, key=lambda s: s.peak_reserved_bytes)
     verdict, report = worst.allocation.verdict, worst.unlimited_allocation
     oom = verdict.outcome.value == "out of memory"
     if worst.allocation.retries and not oom:
         report = worst.allocation  # what is reserved is what the full device left after its retries
     not_data = run.tensor * run.pipeline * run.context
-    tokens = traces[0].info.tokens_per_step
+    tokens = simulations[0].trace.info.tokens_per_step
     assert tokens is not None  # TorchTitan says it
     return Result(
         run=run,
@@ -136,7 +144,8 @@ def _simulated(run: Run, trace: Trace, target: Target) -> Simulation:
     return replace(simulation_of(trace, target), other_prices=prices)
 
 
-def _step_ms(simulations: list[Simulation], target: Target) -> float:
+def step_of(simulations: Sequence[Simulation], target: Target) -> float:
+    """The step of all stages (ms)."""
     if len(simulations) == 1:
         return simulations[0].step_ms
     names = dict.fromkeys(name for s in simulations for name in s.selective_modules)
