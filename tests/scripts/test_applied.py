@@ -160,7 +160,7 @@ class _Reduced(nn.Sequential):
 
 
 def test_collectives_that_are_waited_for_after_the_unit(single_rank: None) -> None:
-    """The simulation waits inside a unit, training after it, with a tensor in between that waits: the plan fits all the same."""
+    """The simulation waits inside a unit, training after it, where the result is used: the plan fits all the same."""
     model = nn.Sequential(_Reduced(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)))
     x = torch.ones(2, 4)
     outputs = {"linear": (2, 8), "gelu": (2, 8), "linear.1": (2, 4), "all_reduce": (2, 4), "wait_tensor": (2, 4)}

@@ -125,7 +125,7 @@ class ScriptSteps:
             self._end()
 
     def pass_over(self, number: int) -> None:
-        """This step is not like those that follow."""
+        """The step with this number is not like those that follow."""
         self._unlike = number
 
     @property
