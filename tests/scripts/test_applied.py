@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 from torch.distributed.pipelining import stage as stages
 
 from autosac.capture.jobs.script_model import ModelFinder, check_names
@@ -133,6 +133,18 @@ def test_all_pipeline_stages_of_a_rank_are_the_model(
         PipelineStage(part, index, len(parts), torch.device("cpu"))
     assert finder.parts == changed == recorded == parts
     assert finder.model is parts[0]
+
+
+def test_a_stage_of_a_traced_pipeline_is_the_model(monkeypatch: pytest.MonkeyPatch, single_rank: None) -> None:
+    """The front end keeps the whole traced model around its stages: a stage's names are those that it has by itself."""
+    monkeypatch.setattr(stages._PipelineStageBase, "__init__", stages._PipelineStageBase.__init__)
+    finder = ModelFinder(lambda _: None, compiles=False)
+    finder.meet_stages(lambda _: None)
+    whole = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pipeline(whole, mb_args=(torch.ones(2, 4),), split_spec={"1": SplitPoint.BEGINNING})
+    PipelineStage(pipe.get_stage_module(1), 1, 2, torch.device("cpu"))
+    assert finder.model is pipe.get_stage_module(1)
+    assert [name for name, _ in finder.model.named_parameters()] == ["1.weight", "1.bias"]
 
 
 def test_pipeline_stages_with_modules_that_one_plan_cannot_tell_apart() -> None:
