@@ -336,8 +336,8 @@ for step in range(4):
 
 
 def test_losses_of_compiled_graphs(run: Any) -> None:
-    """A cross entropy that a graph returns begins at the logarithm of the number of classes and falls, written by hand or with smoothed
-    labels, too; an untrained model's square is off by that of its targets.
+    """A cross entropy that a graph returns begins at the logarithm of the number of classes and falls, written by hand or with
+    smoothed labels, too; an untrained model's square is off by that of its targets.
     """
     ended = run(COMPILED)
     assert ended.returncode == 0, ended.stderr

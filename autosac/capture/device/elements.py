@@ -33,8 +33,8 @@ class Share(float):
 
 
 class Seldom(float):
-    """Of a mask of labels that equal a number: what it counts. Where it decides between two tensors, it selects nothing, as the
-    mask of labels that do not equal the number selects everything.
+    """Of a mask of labels that equal a number: what it counts. Where it decides between two tensors, it selects nothing, as
+    the mask of labels that do not equal the number selects everything.
     """
 
 
