@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from autosac.plans import Plan, Prediction
 from autosac.quantities import format_bytes, format_ms
 from autosac.runtime_sim import (
     INSTANT_HOST,
+    NCCL_BUFFER_BYTES,
     Breakdown,
     ConstantOverlap,
     HostModel,
@@ -338,7 +340,14 @@ def execute_together(simulations: Sequence[Simulation]) -> Timeline:
         overlap=target.overlap,
         gpus_per_node=target.cluster.gpus_per_node,
         selective_modules=sorted({name for s in simulations for name in s.selective_modules}),
+        buffered_bytes=_nccl_buffer_bytes(),
     )
+
+
+def _nccl_buffer_bytes() -> int:
+    """What NCCL would take from the environment; what is no number means its default, as there."""
+    given = os.environ.get("NCCL_BUFFSIZE", "")
+    return int(given) if given.isascii() and given.isdigit() else NCCL_BUFFER_BYTES
 
 
 def _serial(simulation: Simulation, event_ms: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from autosac.runtime_sim.chrome_trace import chrome_trace, write_chrome_trace
 from autosac.runtime_sim.critical_path import PathSegment
 from autosac.runtime_sim.host import INSTANT_HOST, HostModel
 from autosac.runtime_sim.overlap import ConstantOverlap, NoInterference, OverlapModel
-from autosac.runtime_sim.program import LinkUse
+from autosac.runtime_sim.program import NCCL_BUFFER_BYTES, LinkUse
 from autosac.runtime_sim.ranks import RankTimeline
 from autosac.runtime_sim.serial import serial_costs
 from autosac.runtime_sim.simulate import simulate
@@ -21,6 +21,7 @@ from autosac.runtime_sim.timeline import Throughput, Timeline
 
 __all__ = [
     "INSTANT_HOST",
+    "NCCL_BUFFER_BYTES",
     "Breakdown",
     "ConstantOverlap",
     "HostModel",

@@ -10,7 +10,7 @@ from autosac.trace import Trace
 
 
 def explain_deadlock(traces: Sequence[Trace], program: Program, execution: Execution) -> str:
-    """One paragraph: every rank's stuck communication kernels, or what its host waits for."""
+    """One paragraph: every rank's stuck communication kernels, or what its host waits for; empty if nothing is there yet."""
     stuck = [i for i, end in enumerate(execution.end) if end < 0 <= execution.start[i]]
     lines = []
     for item in stuck:
@@ -18,7 +18,18 @@ def explain_deadlock(traces: Sequence[Trace], program: Program, execution: Execu
             if execution.transfer_end[number] < 0:
                 lines.append(_waiting(traces, program, execution, item, program.transfers[number]))
     lines += [line for rank in range(len(traces)) if (line := _host(traces, program, execution, rank))]
-    return "deadlock: " + "; ".join(dict.fromkeys(lines))
+    return "; ".join(dict.fromkeys(lines))
+
+
+def has_stuck_send(traces: Sequence[Trace], program: Program, execution: Execution) -> bool:
+    """Whether a send waits for a recv that its rank issues."""
+    for item, end in enumerate(execution.end):
+        if end < 0 <= execution.start[item]:
+            for event, number in program.legs[item]:
+                sends = getattr(traces[program.rank[item]].events[event], "kind", "") == "send"
+                if sends and execution.transfer_end[number] < 0 and not program.transfers[number].missing:
+                    return True
+    return False
 
 
 def _waiting(traces: Sequence[Trace], program: Program, execution: Execution, item: int, transfer: Transfer) -> str:
@@ -29,7 +40,8 @@ def _waiting(traces: Sequence[Trace], program: Program, execution: Execution, it
     if transfer.missing:
         ranks = ", ".join(str(program.ranks[rank]) for rank in transfer.missing)
         return f"{who} for {transfer.label}, which rank {ranks} never issues"
-    late = [member for member in transfer.members if execution.start[member] < 0]
+    members = transfer.members if transfer.after_start < 0 else (*transfer.members, transfer.after_start)
+    late = [member for member in members if execution.start[member] < 0]
     return f"{who} for " + " and ".join(_blocked(traces, program, execution, member) for member in late)
 
 

@@ -82,7 +82,8 @@ class Execution:
         self._crowding = [1.0] * transfers  # by how much a transfer is slower than alone, because of others
         self._uses = [(t.limit, tuple(t.uses.items())) for t in program.transfers]
         self._shared: dict[tuple[Any, ...], list[float]] = {}  # rates of transfers with such uses
-        self._absent = [len(t.members) + len(t.missing) for t in program.transfers]
+        self._absent = [len(t.members) + len(t.missing) + (t.after_start >= 0) for t in program.transfers]
+        self._announced = {t.after_start: number for number, t in enumerate(program.transfers) if t.after_start >= 0}
         self._legs_left = {item: len(legs) for item, legs in program.legs.items()}
         self._active: list[dict[int, None]] = [{} for _ in range(ranks)]
         # Running work: items, then transfers. The heap holds (time, work, version).
@@ -178,6 +179,8 @@ class Execution:
             self.start[item] = now
             for leg in self.program.legs[item]:
                 self._arrive(leg.transfer, item, now)
+            if item in self._announced:
+                self._arrive(self._announced[item], item, now)
         else:
             self._waiting[slot].append(item)
             self._contended[slot] = None

@@ -10,19 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
-from autosac.runtime_sim.deadlock import explain_deadlock
+from autosac.runtime_sim.deadlock import explain_deadlock, has_stuck_send
 from autosac.runtime_sim.engine import Execution
 from autosac.runtime_sim.host import HostModel
 from autosac.runtime_sim.linking import link
 from autosac.runtime_sim.overlap import OverlapModel
-from autosac.runtime_sim.program import LinkUse, Program
-from autosac.trace import Trace
+from autosac.runtime_sim.program import NCCL_BUFFER_BYTES, LinkUse, Program
+from autosac.trace import Collective, Trace
+
+_FULL = (
+    "; NCCL lets a send wait for its recv unless the message fits its buffers (NCCL_BUFFSIZE, {:.3g} MiB), and runs what two "
+    "ranks send to each other in the order of issue: put transfers that belong together into one batch_isend_irecv"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """All that a simulation depends on, per rank. `event_ms` and `host_ms`: device and host milliseconds per event;
-    `link_use`: what the collective of an event takes of the links.
+    `link_use`: what the collective of an event takes of the links; `buffered_bytes`: what NCCL's buffers hold of the messages
+    from one rank to another.
     """
 
     traces: tuple[Trace, ...]
@@ -33,14 +39,18 @@ class Problem:
     overlap: OverlapModel
     gpus_per_node: int
     steps: int
+    buffered_bytes: int = NCCL_BUFFER_BYTES
 
 
 class Executed(NamedTuple):
-    """An execution that has finished. `step_end_ms`: when each simulated step was complete."""
+    """An execution that has finished. `step_end_ms`: when each simulated step was complete. `buffered`: it has, since sends
+    did not wait for their recvs.
+    """
 
     program: Program
     execution: Execution
     step_end_ms: tuple[float, ...]
+    buffered: bool = False
 
     @property
     def origin_ms(self) -> float:
@@ -54,7 +64,33 @@ class Executed(NamedTuple):
 
 
 def execute(problem: Problem) -> Executed:
-    """Link and execute. SimulationError for a deadlock."""
+    """Link and execute. SimulationError for a deadlock.
+
+    NCCL lets a send wait for its recv, so two ranks that both send first wait for ever. But messages that fit its buffers are
+    gone at once. So what is deadlocked otherwise is executed again, with sends of such messages that wait for nobody.
+    """
+    finished, program, execution = _run(problem, 0)
+    buffered = False
+    if not finished:
+        why, full = explain_deadlock(problem.traces, program, execution), False
+        if any(map(_sends_alone, problem.traces)):
+            buffered, program, execution = _run(problem, problem.buffered_bytes)
+            other = explain_deadlock(problem.traces, program, execution)
+            why, full = other or why, not other or has_stuck_send(problem.traces, program, execution)
+        if not buffered:
+            hint = _FULL.format(problem.buffered_bytes / 2**20) if full else ""
+            raise SimulationError(f"deadlock: {why}{hint}")
+    ends = [0.0] * problem.steps
+    for step, end in zip(program.step, execution.end, strict=True):
+        ends[step] = max(ends[step], end)
+    for resume, positions in zip(execution.resume, program.step_ends, strict=True):
+        for step, position in enumerate(positions):
+            ends[step] = max(ends[step], resume[position])
+    return Executed(program, execution, tuple(ends), buffered)
+
+
+def _run(problem: Problem, buffered_bytes: int) -> tuple[bool, Program, Execution]:
+    """Whether everything was executed, what was, and how."""
     program = link(
         problem.traces,
         problem.event_ms,
@@ -63,14 +99,12 @@ def execute(problem: Problem) -> Executed:
         steps=problem.steps,
         gpus_per_node=problem.gpus_per_node,
         overlap=problem.overlap,
+        buffered_bytes=buffered_bytes,
     )
     execution = Execution(program, problem.host.launch_latency_us / 1e3, problem.host.queue_depth)
-    if not execution.run():
-        raise SimulationError(explain_deadlock(problem.traces, program, execution))
-    ends = [0.0] * problem.steps
-    for step, end in zip(program.step, execution.end, strict=True):
-        ends[step] = max(ends[step], end)
-    for resume, positions in zip(execution.resume, program.step_ends, strict=True):
-        for step, position in enumerate(positions):
-            ends[step] = max(ends[step], resume[position])
-    return Executed(program, execution, tuple(ends))
+    return execution.run(), program, execution
+
+
+def _sends_alone(trace: Trace) -> bool:
+    """Whether the rank sends anything that is no part of a batch."""
+    return any(type(event) is Collective and event.kind == "send" and event.batch < 0 for event in trace.events)

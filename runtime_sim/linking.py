@@ -67,12 +67,16 @@ def link(
     steps: int,
     gpus_per_node: int,
     overlap: OverlapModel,
+    buffered_bytes: int = 0,
 ) -> Program:
-    """Link the ranks' traces, each repeated `steps` times. SimulationError for an event that never comes."""
+    """Link the ranks' traces, each repeated `steps` times. SimulationError for an event that never comes.
+
+    `buffered_bytes`: see `Rendezvous`.
+    """
     program = Program(ranks=[trace.info.rank for trace in traces])
     if len(set(program.ranks)) < len(program.ranks):
         raise SimulationError(f"two of the traces are of the same rank: {program.ranks}")
-    rendezvous = Rendezvous(program, gpus_per_node, overlap)
+    rendezvous = Rendezvous(program, gpus_per_node, overlap, buffered_bytes)
     for position, trace in enumerate(traces):
         rank = _Rank(program, rendezvous, position, trace, event_ms[position], link_use[position], overlap)
         for step in range(steps):

@@ -50,7 +50,7 @@ WHOLE_PORT, WHOLE_ADAPTER = LinkUse(port=1.0), LinkUse(adapter=1.0)
 
 class Transfer(NamedTuple):
     """What its members do together. `uses`: what it takes of each lane at a rate of 1, `limit` the rate that it has alone;
-    `missing` the ranks that never join.
+    `missing` the ranks that never join; `after_start` the item of another rank that has to have started, or -1.
     """
 
     members: tuple[int, ...]
@@ -62,6 +62,11 @@ class Transfer(NamedTuple):
     inter_node: bool
     label: str
     missing: tuple[int, ...]
+    after_start: int = -1
+
+
+NCCL_BUFFER_BYTES = 4 * 2**20
+"""NCCL_BUFFSIZE: what NCCL's buffers of a pair of ranks hold of messages that nobody has received yet."""
 
 
 class Leg(NamedTuple):

@@ -2,12 +2,18 @@
 
 Collectives meet by (group, how many the rank has issued on it before), a send meets the recv of the same pair by their
 numbers in the same way: Maya's waitmaps. Ranks that are not simulated are never waited for.
+
+A send by itself (not of a batch) waits for its recv, as NCCL allows, or, if its message fits what the buffers of the pair have
+left, does not (`_buffered`)::
+
+    send k of a pair    takes its time alone, after the recv of the last earlier message that does not fit beside it
+    recv k              begins when send k has begun, and takes as long
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autosac.errors import SimulationError
@@ -35,6 +41,7 @@ class _Pending(NamedTuple):
     inter_node: bool
     members: dict[int, _Member]
     slots: list[tuple[int, int]]
+    lone_bytes: int  # the message of a send that is no part of a batch, else 0
 
 
 class _Communicator(NamedTuple):
@@ -46,10 +53,14 @@ class _Communicator(NamedTuple):
 
 
 class Rendezvous:
-    """The meetings of all simulated ranks (given by their positions in `program.ranks`)."""
+    """The meetings of all simulated ranks (given by their positions in `program.ranks`).
 
-    def __init__(self, program: Program, gpus_per_node: int, overlap: OverlapModel) -> None:
+    `buffered_bytes`: sends by themselves do not wait for their recvs while messages of a pair take no more than this.
+    """
+
+    def __init__(self, program: Program, gpus_per_node: int, overlap: OverlapModel, buffered_bytes: int = 0) -> None:
         self._program = program
+        self._buffered_bytes = buffered_bytes
         self._position = {rank: i for i, rank in enumerate(program.ranks)}
         self._gpus_per_node = gpus_per_node
         self._overlap = overlap
@@ -68,7 +79,8 @@ class Rendezvous:
         number = self._issued[rank, key] = self._issued.get((rank, key), -1) + 1
         key = (*key, number) if len(expected) > 1 else ("local", next(self._local))
         label = f"{event.kind} number {number} of {label}"
-        pending = self._pending.setdefault(key, _Pending(expected, label, inter_node, {}, []))
+        lone_bytes = event.nbytes if event.kind in ("send", "recv") and event.batch < 0 and len(expected) > 1 else 0
+        pending = self._pending.setdefault(key, _Pending(expected, label, inter_node, {}, [], lone_bytes))
         self._check(pending, rank, event.kind)
         legs = self._program.legs.setdefault(item, [])
         if use is None:
@@ -79,12 +91,36 @@ class Rendezvous:
 
     def finish(self) -> None:
         """Turn what was collected into the program's transfers."""
-        for pending in self._pending.values():
-            number = len(self._program.transfers)
-            for item, slot in pending.slots:
-                legs = self._program.legs[item]
-                legs[slot] = legs[slot]._replace(transfer=number)
-            self._program.transfers.append(self._transfer(pending))
+        messages: dict[Key, list[_Pending]] = {}
+        for key, pending in self._pending.items():
+            if 0 < pending.lone_bytes <= self._buffered_bytes and len(pending.members) == len(pending.expected):
+                self._buffered(pending, messages.setdefault(key[:-1], []))
+            else:
+                self._add(self._transfer(pending), pending.slots)
+
+    def _add(self, transfer: Transfer, slots: Sequence[tuple[int, int]]) -> None:
+        for item, slot in slots:
+            legs = self._program.legs[item]
+            legs[slot] = legs[slot]._replace(transfer=len(self._program.transfers))
+        self._program.transfers.append(transfer)
+
+    def _buffered(self, pending: _Pending, before: list[_Pending]) -> None:
+        """A send and its recv as two transfers. `before`: earlier messages of the pair, which this one joins."""
+        whole = self._transfer(pending)
+        send, recv = sorted(pending.members.values(), key=lambda member: member.kind == "recv")
+        left = self._buffered_bytes - pending.lone_bytes
+        for other in reversed(before):
+            left -= other.lone_bytes
+            if left < 0:
+                received = next(m.item for m in other.members.values() if m.kind == "recv")
+                self._program.dependencies[send.item] += (received,)
+                break
+        before.append(pending)
+        slots = dict(pending.slots)
+        sender, receiver = (next(r for r, m in pending.members.items() if m is member) for member in (send, recv))
+        self._add(whole._replace(members=(send.item,), ranks=(sender,)), [(send.item, slots[send.item])])
+        taken = whole._replace(members=(recv.item,), ranks=(receiver,), uses={}, after_start=send.item)
+        self._add(taken, [(recv.item, slots[recv.item])])
 
     def _meeting(self, rank: int, trace: Trace, event: Collective) -> tuple[Key, tuple[int, ...], bool, str]:
         """Identity (but for its number), expected ranks, whether bytes leave the node, and name of a transfer."""

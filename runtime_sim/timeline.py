@@ -31,7 +31,7 @@ class Throughput:
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """The simulated step. `makespan_ms` is its time: see `simulate`. `step_end_ms`: when each simulated step
-    was complete.
+    was complete. `buffered`: ranks would be deadlocked if their sends waited for recvs, as NCCL's do with large messages.
     """
 
     makespan_ms: float
@@ -40,6 +40,7 @@ class Timeline:
     problem: Problem = field(repr=False)
     program: Program = field(repr=False)
     execution: Execution = field(repr=False)
+    buffered: bool = False
 
     @cached_property
     def breakdowns(self) -> tuple[Breakdown, ...]:
@@ -98,4 +99,5 @@ def timeline_of(problem: Problem) -> Timeline:
         problem=problem,
         program=executed.program,
         execution=executed.execution,
+        buffered=executed.buffered,
     )

@@ -26,6 +26,10 @@ from autosac.quantities import format_bytes, format_ms, format_probability
 from autosac.report.time_tables import served_line
 from autosac.simulation import Simulation
 
+_BUFFERED = (
+    "two ranks send to each other before they receive: NCCL goes on only since the messages fit its buffers "
+    "(NCCL_BUFFSIZE), and hangs with larger ones; batch_isend_irecv never does"
+)
 POLICY_NAMES = {"autosac": "AutoSAC", "none": "no checkpointing", "full": "full", "selective-op": "selective-op"}
 
 
@@ -355,6 +359,8 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
         )
         parts.append(Text(f"{those} priced by bytes: {listed}"))
     parts += [Text(f"- {note}") for note in simulation.trace.info.notes]
+    if simulation.timeline.buffered:
+        parts.append(Text(f"- {_BUFFERED}"))
     return Group(*parts)
 
 

@@ -33,6 +33,8 @@ class ScriptMemory:
         self._outside_bytes = hardware.context_bytes
         self._live: dict[int, Block] = {}
         self._kept: set[tuple[bool, int]] = set()
+        self._streams: set[int] = set()
+        self._products: list[Op] = []  # the first ones on side streams that write into memory which is there
         self._operators: list[tuple[bool, tuple[int, ...]]] = []
         self._events: list[Event] = []
         self._position = self._graph_ends = 0
@@ -82,7 +84,10 @@ class ScriptMemory:
         stream = self._recorder.graphs.memory_of(event.stream)
         is_product, temporaries = self._own(event.signature)
         if is_product:
+            known = len(self._kept)
             self._keep_workspace(on_autograd_thread(event.phase), stream)
+            if stream and len(self._kept) > known:
+                self._products.append(event._replace(stream=stream))
         for block in [self._malloc(size, stream) for size in temporaries]:
             self.allocator.free(block)
 
@@ -103,11 +108,24 @@ class ScriptMemory:
     def _malloc(self, nbytes: int, stream: int) -> Block:
         allocator = self.allocator
         block = allocator.malloc(nbytes, stream)
+        self._streams.add(stream)
         peaks = self._peaks
         for name in _COUNTERS:
             peaks[name] = max(peaks[name], getattr(allocator, name))
         self.step_peak_bytes = max(self.step_peak_bytes, allocator.active_bytes)
         return block
+
+    @property
+    def places(self) -> int:
+        """How many streams have had memory, and pairs of a stream and a thread a workspace: each keeps memory of its own."""
+        return len(self._streams) + len(self._kept)
+
+    def remember_products(self) -> None:
+        """What comes before the next step shall say that these streams have workspaces: it holds no operators, only memory."""
+        for product in self._products:
+            self._recorder.storages.note(product, "aten.mm.out")
+        self._products.clear()
+        self.follow()
 
     def begin_step(self) -> None:
         """The peak of the step begins anew."""

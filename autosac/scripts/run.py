@@ -76,6 +76,7 @@ class ScriptRun:
         self._compared = 0, 0  # the step and its events when it was last compared with the reported one
         self._last_wait: Mark | None = None
         self._searched = 0, 0  # a step, and its events among which waits have been looked for
+        self._places = 0  # of memory, after the step before
         self._devices = 0  # known to be the process's own
         self.stopped = False
         self.leave: Callable[[], None] = lambda: None  # ends the process
@@ -268,6 +269,12 @@ class ScriptRun:
             return
         self._device_clock.end(number)
         self._memory.follow()
+        if number <= self._steps.kept and self._memory.places > self._places:
+            self._steps.pass_over(
+                number
+            )  # streams that PyTorch shares out in turn, which it does until each has memory
+            self._memory.remember_products()
+        self._places = self._memory.places
         calls = self._calls()
         if number > self._steps.kept:
             step_ms = self._times.price(number) if self._differences.are_many(calls) else None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autosac.integrations.operators.effects import is_foreign, is_wait, may_write, only_metadata
-from autosac.integrations.operators.keys import is_counted, is_tagged_random, is_view, op_name
+from autosac.integrations.operators.keys import is_counted, is_tagged_random, is_view, is_wrapper, op_name
 
 _SKIPPED_NAMESPACES = frozenset({"prim", "profiler"})
 _ALLOCATING = frozenset(
@@ -80,6 +80,7 @@ def _found(func: Any) -> Facts:
         is_passed=not counted
         and (
             is_view(func)
+            or is_wrapper(func)
             or func is torch.ops.aten.detach.default
             or getattr(func, "namespace", "") in _SKIPPED_NAMESPACES
         ),

@@ -73,6 +73,7 @@ def is_counted(func: Any) -> bool:
             func not in SAC_IGNORED_OPS
             and getattr(func, "namespace", None) not in _IGNORED_NAMESPACES
             and not is_view(func)
+            and not is_wrapper(func)
         )
         _counted[func] = counted
     return counted
@@ -85,6 +86,14 @@ def is_view(func: Any) -> bool:
     was changed in place, for plain tensors it does not.
     """
     return bool(getattr(func, "is_view", False)) and func not in SAC_IGNORED_OPS
+
+
+def is_wrapper(func: Any) -> bool:
+    """Whether the operator only puts a collective's result into a tensor that waits for it when it is used.
+
+    The simulation waits right away, as graphs do (`torch.distributed._functional_collectives`, `_maybe_wrap_tensor`).
+    """
+    return op_name(func).startswith("_c10d_functional._wrap_tensor")
 
 
 def is_collective(func: Any) -> bool:

@@ -21,6 +21,7 @@ class UnitDecisions:
     def __init__(self, unit: Unit) -> None:
         self.fqn = unit.fqn
         self.size = len(unit.decisions)
+        self.waits = sum("wait_tensor" in decision.op for decision in unit.decisions)
         self.keeps = any(decision.keep for decision in unit.decisions)
         self._by_name: dict[str, list[Decision]] = {}
         for decision in unit.decisions:
@@ -48,6 +49,8 @@ class UnitDecisions:
         """
         rows = self.decisions(facts)
         if occurrence >= len(rows):
+            if facts.is_wait:  # it may come after the unit: what is communicated is waited for where it is used
+                return None
             self.warn(f"runs more calls of {facts.name} than the plan's {len(rows)}")
             return None
         planned, found = rows[occurrence].outputs, output_metadata(out)

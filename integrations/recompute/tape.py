@@ -455,9 +455,10 @@ class RecordingMode(CountingMode):
         policy = self._tape.policy
         if self._running and value is not None:
             value.add_note(f"raised by {self._running} in the module {policy.fqn}, which runs under an AutoSAC plan")
-        ran = sum(self._calls.values()) + self._tape.launched[GRAPH]
-        if kind is None and policy.size and ran != policy.size:
-            policy.warn(f"ran {ran} operators; the plan has {policy.size}")
+        ran = sum(calls for facts, calls in self._calls.items() if not facts.is_wait) + self._tape.launched[GRAPH]
+        planned = policy.size - policy.waits
+        if kind is None and policy.size and ran != planned:
+            policy.warn(f"ran {ran} operators; the plan has {planned}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note it."""

@@ -75,6 +75,44 @@ def test_a_batch_cannot_deadlock_on_its_order(job, run):
     assert timeline.ranks[0].end_ms.tolist() == [2, 2]
 
 
+def both_send_first(job, sends=1):
+    """Two ranks that send to each other (2 ms each) before they receive."""
+    groups = (Group.of("pp", range(2)),)
+    ranks = [job(rank=r, groups=groups) for r in (0, 1)]
+    for r, rank in enumerate(ranks):
+        for kind in ("send", "recv"):
+            for _ in range(sends):
+                rank.collective(2, kind=kind, peer=1 - r)
+    return ranks
+
+
+def test_sends_that_fit_the_buffers_wait_for_nobody(job, run):
+    """Both ranks send at once, in 2 ms, and then receive what has been sent, in 2 ms more."""
+    timeline = run(*both_send_first(job))
+    assert timeline.buffered
+    assert timeline.makespan_ms == 4
+    assert timeline.ranks[0].end_ms.tolist() == [2, 4]
+
+
+def test_sends_that_do_not_fit_the_buffers_are_deadlocked(job, run):
+    """Messages of 64 bytes, of which the buffers hold one: one after the other is too much, and the error says why."""
+    assert run(*both_send_first(job), buffered_bytes=64).buffered
+    with pytest.raises(SimulationError, match=r"deadlock: .*rank 0 waits .*NCCL_BUFFSIZE.*batch_isend_irecv"):
+        run(*both_send_first(job, sends=2), buffered_bytes=64)
+    assert run(*both_send_first(job, sends=2), buffered_bytes=128).makespan_ms == 8
+
+
+def test_sends_wait_for_recvs_where_that_is_no_deadlock(job, run):
+    """A lone send takes its link only when its recv is there, as long as that works: the sender ends with the receiver."""
+    groups = (Group.of("pp", range(2)),)
+    timeline = run(
+        job(rank=0, groups=groups).collective(1, kind="send", peer=1),
+        job(rank=1, groups=groups).op(5).collective(1, kind="recv", peer=0, asynchronous=False),
+    )
+    assert not timeline.buffered
+    assert timeline.ranks[0].end_ms.tolist() == [6]
+
+
 def test_transfers_alone_have_a_stream_per_pair(job, run):
     """A recv that waits for rank 2 does not hold up the next send to rank 1."""
     groups = (Group.of("pp", range(3)),)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 from torch.distributed.pipelining import stage as stages
 
 from autosac.capture.jobs.script_model import ModelFinder, check_names
 from autosac.errors import UsageError
-from autosac.plans import Plan
+from autosac.integrations.apply import apply
+from autosac.integrations.operators.modules import parameters_of
+from autosac.plans import Decision, Plan, Unit
+from plans import MADE_FOR
 
 TRAINING = """
 import hashlib, torch
@@ -129,8 +135,66 @@ def test_all_pipeline_stages_of_a_rank_are_the_model(
     assert finder.model is parts[0]
 
 
+def test_a_stage_of_a_traced_pipeline_is_the_model(monkeypatch: pytest.MonkeyPatch, single_rank: None) -> None:
+    """The front end keeps the whole traced model around its stages: a stage's names are those that it has by itself."""
+    monkeypatch.setattr(stages._PipelineStageBase, "__init__", stages._PipelineStageBase.__init__)
+    finder = ModelFinder(lambda _: None, compiles=False)
+    finder.meet_stages(lambda _: None)
+    whole = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pipeline(whole, mb_args=(torch.ones(2, 4),), split_spec={"1": SplitPoint.BEGINNING})
+    PipelineStage(pipe.get_stage_module(1), 1, 2, torch.device("cpu"))
+    assert finder.model is pipe.get_stage_module(1)
+    assert [name for name, _ in finder.model.named_parameters()] == ["1.weight", "1.bias"]
+
+
 def test_pipeline_stages_with_modules_that_one_plan_cannot_tell_apart() -> None:
     """Names that two stages of a rank have in common are names of parameters of the same shape, or there is no plan."""
     check_names([nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))])
     with pytest.raises(UsageError, match=r"parameters 0\.weight of different shapes, \[4, 4\] and \[2, 4\]"):
         check_names([nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 2))])
+
+
+class _Summed(torch.autograd.Function):
+    """The sum over all ranks, which is waited for where it is used, as in tensor parallelism."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class _Reduced(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Summed.apply(super().forward(x))
+
+
+def test_collectives_that_are_waited_for_after_the_unit(single_rank: None) -> None:
+    """The simulation waits inside a unit, training after it, where the result is used: the plan fits all the same."""
+    model = nn.Sequential(_Reduced(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)))
+    x = torch.ones(2, 4)
+    outputs = {"linear": (2, 8), "gelu": (2, 8), "linear.1": (2, 4), "all_reduce": (2, 4), "wait_tensor": (2, 4)}
+    names = ["aten.addmm", "aten.gelu", "aten.addmm", "_c10d_functional.all_reduce", "_c10d_functional.wait_tensor"]
+    decisions = [
+        Decision(op=f"{name}.default", occurrence=names[:i].count(name), keep=False, outputs=((shape, "float32"),))
+        for i, (name, shape) in enumerate(zip(names, outputs.values(), strict=True))
+    ]
+    unit = Unit(
+        fqn="0",
+        decisions=tuple(decisions),
+        discard_fraction=1.0,
+        kept_bytes=0,
+        recompute_ms=0.0,
+        parameters=parameters_of(model[0]),
+    )
+    plan = Plan(made_for=replace(MADE_FOR, parameters=parameters_of(model)), units=(unit,))
+    (model(x) + 1).sum().backward()
+    wanted = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    applied = apply(model, plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (applied(x) + 1).sum().backward()
+    assert all(torch.equal(p.grad, w) for p, w in zip(model.parameters(), wanted, strict=True))

@@ -323,23 +323,24 @@ def losses(x, y):
     entropy = F.cross_entropy(logits, y, ignore_index=-1)
     shifted = logits - logits.max(-1, keepdim=True).values
     by_hand = (shifted.exp().sum(-1).log() - shifted.gather(1, y[:, None]).squeeze(1)).mean()
-    return logits, entropy, by_hand, F.mse_loss(logits, torch.ones_like(logits))
+    smooth = F.cross_entropy(logits, y, ignore_index=0, label_smoothing=0.2)
+    return logits, entropy, by_hand, smooth, F.mse_loss(logits, torch.ones_like(logits))
 
 for step in range(4):
     x, y = torch.randn(80, 64, device="cuda"), torch.randint(0, 1000, (80,), device="cuda")
     logits, *found = losses(x, y)
     (found[0] / 2).backward()
     optimizer.step()
-    print(*(f"{value.item() / math.log(1000):.2f}" for value in found[:2]), f"{found[2].item():.2f}")
+    print(*(f"{value.item() / math.log(1000):.2f}" for value in found[:3]), f"{found[3].item():.2f}")
 """
 
 
 def test_losses_of_compiled_graphs(run: Any) -> None:
-    """A cross entropy that a graph returns begins at the logarithm of the number of classes and falls, written by hand too; an
-    untrained model's square is off by that of its targets.
+    """A cross entropy that a graph returns begins at the logarithm of the number of classes and falls, written by hand or with
+    smoothed labels, too; an untrained model's square is off by that of its targets.
     """
     ended = run(COMPILED)
     assert ended.returncode == 0, ended.stderr
     lines = [[float(x) for x in line.split()] for line in ended.stdout.splitlines()[:4]]
-    assert lines[0] == [1.0, 1.0, 1.0]
+    assert lines[0] == [1.0, 1.0, 1.0, 1.0]
     assert all(0.5 < x < 1 for x in lines[3])

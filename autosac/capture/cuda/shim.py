@@ -1,18 +1,22 @@
 """Builds and loads the library that makes ``cuda`` a device on any machine (shim.cpp).
 
 It is built once for each version of torch, with the C++ compiler of the machine (``$CXX``, else ``c++``, ``g++`` or
-``clang++``), into the cache folder. Building takes four seconds of one core. It must be loaded before torch is imported.
+``clang++``), into the cache folder. Building takes four seconds of one core: of ranks that start together one builds, and the
+others wait for it. It must be loaded before torch is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,22 +34,29 @@ _MESSAGE_CHARACTERS = 300
 
 def load_shim(device_count: int) -> None:
     """From now on torch, which must not have been imported, has `device_count` CUDA devices. CaptureError where it cannot."""
-    torch_folder = _torch_folder()
     with temporary_folder() as folder:
-        kept = cache_folder("shims")
-        path = (kept or folder) / f"cuda-{_key(torch_folder)}{_SUFFIX}"
-        if not path.exists() or path.stat().st_uid != os.getuid():
-            library = _build(torch_folder, folder / f"built{_SUFFIX}")
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_bytes_atomically(path, library, private=True)
+        path = shim_file(folder)
         try:
-            for needed in _libraries(torch_folder / "lib"):
+            for needed in _libraries(_torch_folder() / "lib"):
                 ctypes.CDLL(str(needed), ctypes.RTLD_GLOBAL)
             shim = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         except OSError as e:
             raise CaptureError(f"the library that stands for CUDA cannot be loaded: {e}") from e
     shim.autosac_set_device_count(device_count)
     _loaded.append(shim)
+
+
+def shim_file(folder: Path) -> Path:
+    """The library, built where it is not in the cache; without a cache it lies in `folder`."""
+    torch_folder = _torch_folder()
+    path = (cache_folder("shims") or folder) / f"cuda-{_key(torch_folder)}{_SUFFIX}"
+    if not _is_built(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(path.with_suffix(".lock")):
+            if not _is_built(path):
+                library = _build(torch_folder, folder / f"built{_SUFFIX}")
+                write_bytes_atomically(path, library, private=True)
+    return path
 
 
 _loaded: list[ctypes.CDLL] = []
@@ -59,6 +70,19 @@ def current_device() -> int:
 def set_device(index: int) -> None:
     """Make it this thread's current device."""
     _loaded[0].autosac_set_device(index)
+
+
+def _is_built(path: Path) -> bool:
+    return path.exists() and path.stat().st_uid == os.getuid()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process builds meanwhile, where files can be locked; a process that ends lets go of its lock."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_EX)
+        yield
 
 
 def _libraries(folder: Path) -> list[Path]:

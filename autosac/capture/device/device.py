@@ -123,6 +123,31 @@ class Numbers:
 event_numbers, _stream_numbers = Numbers(), Numbers()
 
 
+class StreamPool:
+    """PyTorch's streams: so many of each priority, which it shares out in turn (CUDAStream.cpp, kStreamsPerPool).
+
+    Each keeps memory of its own, and a step may use others than the step before.
+    """
+
+    SIZE = 32
+
+    def __init__(self) -> None:
+        self._numbers: dict[bool, list[int]] = {}
+        self._turns: dict[bool, int] = {}
+
+    def take(self, priority: int) -> int:
+        """The next stream's number."""
+        kind = priority < 0
+        turn = self._turns[kind] = self._turns.get(kind, -1) + 1
+        numbers = self._numbers.setdefault(kind, [])
+        if len(numbers) < self.SIZE:
+            numbers.append(_stream_numbers.take())
+        return numbers[turn % self.SIZE]
+
+
+pools = [StreamPool()]  # of this process
+
+
 def set_log(new: DeviceLog | None) -> None:
     """Send the device's log to `new` from now on; None stops it."""
     global log
@@ -141,12 +166,16 @@ def new_stream_number() -> int:
 
 
 class Stream(torch.Stream):
-    """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it."""
+    """The part of torch.cuda.Stream that PyTorch's and TorchTitan's code use. A torch.Stream, as record_stream wants it.
 
-    def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
+    Without a priority it is none of PyTorch's pool.
+    """
+
+    def __new__(cls, device: Any = None, priority: int | None = 0, **_: Any) -> Stream:
         kind: Any = getattr(torch._C._autograd.DeviceType, key_of(device_type()))
-        stream: Stream = super().__new__(cls, stream_id=_stream_numbers.take(), device_index=0, device_type=int(kind))
-        stream.priority = priority
+        number = _stream_numbers.take() if priority is None else pools[0].take(priority)
+        stream: Stream = super().__new__(cls, stream_id=number, device_index=0, device_type=int(kind))
+        stream.priority = priority or 0
         _streams[stream.stream_id] = stream
         return stream
 
@@ -208,7 +237,7 @@ def external_stream(pointer: int, device: Any = None) -> Stream:
     """The stream whose `cuda_stream` this is, or a new one for a stream that another library has made."""
     known = _streams.get(pointer) or _external.get(pointer)
     if known is None:
-        known = _external[pointer] = Stream(device)
+        known = _external[pointer] = Stream(device, None)
     return known
 
 
@@ -248,7 +277,7 @@ _default: list[Stream] = []
 def default_stream(device: Any = None) -> Stream:
     """The device's default stream, with the number 0."""
     if not _default:
-        _default.append(Stream())
+        _default.append(Stream(priority=None))
     return _default[0]
 
 
@@ -412,4 +441,5 @@ def _lift_on_cpu() -> None:
     """torch.tensor(..., device=simulated) must be made on the CPU and copied, so that the dispatch mode sees it."""
     torch._C._set_only_lift_cpu_tensors(True)
     _stream_numbers.next = 0  # whatever a process took before it had a device
+    pools[0] = StreamPool()
     default_stream()

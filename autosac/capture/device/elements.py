@@ -32,6 +32,12 @@ class Share(float):
     """What a softmax gives to one of C classes: 1 / C. Its logarithm falls as that of ``log_softmax`` does."""
 
 
+class Seldom(float):
+    """Of a mask of labels that equal a number: what it counts. Where it decides between two tensors, it selects nothing, as
+    the mask of labels that do not equal the number selects everything.
+    """
+
+
 _falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
 _LITTLE = 0.1
 SINGLE = 10.0  # what stands for a single unknown number before the first step

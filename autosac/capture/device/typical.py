@@ -31,6 +31,7 @@ from autosac.capture.device.elements import (
     Length,
     LogOfSum,
     Rule,
+    Seldom,
     Share,
     has_begun,
     is_open,
@@ -210,7 +211,8 @@ def _selected(args: Any, kwargs: Any, out: Any) -> float | None:
     """Of ``where``: what unknown masks select."""
     known = shadow(args[0])
     if known is None:
-        return operand(args[2] if typical(args[0]) == 0 else args[1])
+        mask = typical(args[0])
+        return operand(args[2] if mask == 0 or type(mask) is Seldom else args[1])
     part = mean_of(known) if known.numel() else 1.0
     found = [operand(x) if weight else 0.0 for x, weight in ((args[1], part), (args[2], 1 - part))]
     return None if found[0] is None or found[1] is None else part * found[0] + (1 - part) * found[1]
@@ -222,7 +224,17 @@ def _equal(args: Any, kwargs: Any, out: Any) -> float:
         return 0.0
     means = [typical(x) for x in args[:2] if isinstance(x, FakeTensor) and not x.dtype.is_floating_point]
     mean = next((mean for mean in means if mean is not None), None)
+    if mean is None and type(args[1]) is int and not (args[0].dtype.is_floating_point or args[0].dtype is torch.bool):
+        return Seldom(0.5)
     return 0.5 if mean is None else 1 / (2 * mean + 1)
+
+
+def _inverted(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Of masks: what the other one does not select."""
+    part = typical(args[0]) if args[0].dtype is torch.bool else None
+    if part is None:
+        return None
+    return 1.0 if type(part) is Seldom else 1.0 - part
 
 
 def _compared(args: Any, kwargs: Any, out: Any) -> float:
@@ -313,6 +325,7 @@ _RULES: dict[Any, Rule] = {
     aten.ne: lambda *_: 1.0,
     **dict.fromkeys((aten.gt, aten.ge, aten.lt, aten.le), _compared),
     aten.eq: _equal,
+    **dict.fromkeys((aten.bitwise_not, aten.logical_not), _inverted),
     aten.argmax: lambda args, kwargs, out: _mean_index(args, kwargs),
     aten.where: _selected,
     aten.logsumexp: _log_of_sum,

@@ -89,6 +89,7 @@ class ScriptSteps:
         self._learns = period == 1 and not marker
         self._by_hand = 0  # steps that ended where parameters changed, before an optimizer was seen: parts of one
         self._has_changed = False  # a parameter, since the last backward
+        self._unlike = 0  # the last step that is known not to be like those that follow
         self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: torch.optim.Optimizer | None = None
@@ -115,12 +116,17 @@ class ScriptSteps:
     @property
     def kept(self) -> int:
         """The step that is the first like all that follow, as far as is known."""
-        return self.warm_up + (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated + self._by_hand
+        usual = self.warm_up + (_DDP_STEPS if self.recorder.uses_ddp else 2) + self._repeated + self._by_hand
+        return max(usual, self._unlike + 1)
 
     def finish(self) -> None:
         """The script has ended: the last step is complete if its optimizer has stepped."""
         if self._is_over:
             self._end()
+
+    def pass_over(self, number: int) -> None:
+        """The step with this number is not like those that follow."""
+        self._unlike = number
 
     @property
     def is_over(self) -> bool:

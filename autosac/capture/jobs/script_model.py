@@ -85,9 +85,9 @@ class ModelFinder:
 
             @functools.wraps(original)
             def init(stage: Any, submodule: nn.Module, *args: Any, **kwargs: Any) -> None:
-                around = outermost(submodule)
-                if isinstance(around, GraphModule):  # the whole model, cut into stages: names are those in a stage
-                    around = submodule
+                *_, around = within = modules_around(submodule)
+                if any(isinstance(module, GraphModule) for module in within[1:]):
+                    around = submodule  # the whole model, traced and cut into stages: names are those in a stage
                 part = unwrapped(around)
                 record(part)
                 if not any(part is known for known in self.parts):
@@ -125,6 +125,11 @@ class ModelFinder:
 
 def outermost(module: nn.Module) -> nn.Module:
     """The module that contains this one and that no other contains."""
+    return modules_around(module)[-1]
+
+
+def modules_around(module: nn.Module) -> list[nn.Module]:
+    """The module, the one that contains it, and so on."""
     parents = {
         id(child): parent
         for parent in gc.get_objects()
@@ -132,11 +137,11 @@ def outermost(module: nn.Module) -> nn.Module:
         for child in vars(parent).get("_modules", {}).values()  # a wrapper that is being made has none yet
         if child is not None
     }
-    seen = {id(module)}
-    while id(module) in parents and id(parents[id(module)]) not in seen:
-        module = parents[id(module)]
-        seen.add(id(module))
-    return module
+    found, seen = [module], {id(module)}
+    while id(found[-1]) in parents and id(parents[id(found[-1])]) not in seen:
+        found.append(parents[id(found[-1])])
+        seen.add(id(found[-1]))
+    return found
 
 
 def owned_by_modules() -> set[int]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 
 from autosac.capture.device import device as simulated
-
-_POOL_SIZE = 32  # streams that PyTorch shares out (CUDAStream.cpp, kStreamsPerPool)
-_streams: list[Iterator[simulated.Stream]] = []
 
 _Future: TypeAlias = "torch.futures.Future[Any]"
 
@@ -31,7 +27,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
 
     def then(self, callback: Callable[[_Future], Any]) -> Future:
         """The callback runs at once; its kernels run on a stream of the pool, after what this stands for."""
-        stream = _next_stream()
+        stream = simulated.Stream()
         with stream:
             self._wait()
             value = callback(self)
@@ -40,9 +36,3 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
     def add_done_callback(self, callback: Callable[[_Future], Any]) -> None:
         """As `then`, without a result."""
         self.then(callback)
-
-
-def _next_stream() -> simulated.Stream:
-    if not _streams:
-        _streams.append(itertools.cycle([simulated.Stream() for _ in range(_POOL_SIZE)]))
-    return next(_streams[0])

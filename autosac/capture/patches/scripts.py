@@ -124,8 +124,15 @@ def _data_of_tensors() -> None:
     original: Any = torch._C.TensorBase.data
 
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
-        plain = type(self) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
-        if isinstance(new, FakeTensor) and plain and self.device != new.device:
+        plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+        if type(self) not in plain or type(new) not in plain or self.device == new.device:
+            original.__set__(self, new)
+        elif type(self) is FakeTensor:  # it stays the leaf that gradients come to: a graph may know it
+            target: Any = self
+            data: Any = new if isinstance(new, FakeTensor) else target.fake_mode.as_fake(new)
+            original.__set__(self, data)
+            target.fake_device = data.fake_device
+        elif isinstance(new, FakeTensor):
             made = torch.nn.Parameter(new.detach(), self.requires_grad) if _is_parameter(self) else new.detach()
             own = vars(self)
             exchange(self, made)

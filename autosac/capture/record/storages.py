@@ -126,6 +126,12 @@ class StorageTable:
         self._log.events.append(Alloc(position))
         return position
 
+    def note(self, operator: Op, name: str) -> None:
+        """An allocation of nothing that stays, where the operator ran: it says what the operator's library keeps there."""
+        self._allocate(
+            0, name, operator.stream, OperatorPlace(operator.phase, operator.module, operator.source), Label.NONE
+        )
+
     def _died(self, key: int, live: _Live) -> None:
         if self._addition is not None:
             summand, total, position = self._addition
