@@ -32,7 +32,6 @@ from benchmarks.truth import truth_folder
 
 _PAGES = tuple(Path(__file__).parent.parent / "docs" / name for name in ("published.md", "unseen.md"))
 _LINE = re.compile(r"^([A-Z]+\d+)\*? [^|]*\|[^|]*\| +\d+ +\d+ +([+-][\d.]+)% \|")
-_MIXTURES = ("DeepSeek-V3", "gpt-oss", "-A3B")  # in models' names
 _FEATURES: dict[str, Callable[[Run], str]] = {
     "all": lambda run: "runs",
     "GPU": lambda run: run.gpu,
@@ -40,7 +39,7 @@ _FEATURES: dict[str, Callable[[Run], str]] = {
     "precision": lambda run: run.precision.partition(" +")[0],
     "GPUs": lambda run: "up to 8" if run.gpus <= 8 else "more than 8",
     "tensor parallelism": lambda run: "yes" if run.tensor > 1 else "no",
-    "experts": lambda run: "mixture" if any(name in run.model for name in _MIXTURES) else "dense",
+    "experts": lambda run: "mixture" if run.is_mixture else "dense",
     "made": lambda run: "since August 2025" if run.made >= "2025-08" else "before August 2025",
     "up to 8 GPUs of Hopper without tensor parallelism": lambda run: _alone(run),
 }

@@ -34,11 +34,10 @@ from autosac.simulation import Simulation
 from autosac.trace import Collective, Op
 from benchmarks.ending import exit_code
 from benchmarks.torchtitan_published.runs import Run, UnreproducibleError, read_held_out, read_runs, read_unseen
-from benchmarks.torchtitan_published.simulated import simulations_of, step_of
+from benchmarks.torchtitan_published.simulated import simulations_of, step_of, throughput_error, tokens_per_second
 from benchmarks.truth import truth_folder
 
 KINDS = ("products", "attention", "generated", "other kernels", "inside a node", "between nodes")
-_MIXTURES = ("DeepSeek-V3", "gpt-oss", "-A3B")
 _BY = 0.1
 
 
@@ -74,12 +73,9 @@ def sensitivities(run: Run, server: CaptureServer, folder: Path | None) -> dict[
         ms = np.where(kinds == number, (1 + _BY) * pricing.event_ms, pricing.event_ms)
         changed = replace(simulation, other_prices=replace(pricing, event_ms=ms))
         found[kind] = (step_of([changed], target) / step_ms - 1) / _BY if (ms != pricing.event_ms).any() else 0.0
-    published_ms = run.step_ms
-    if published_ms is None:
-        tokens = simulation.trace.info.tokens_per_step
-        assert tokens is not None and run.tokens_per_second is not None
-        published_ms = 1e3 * tokens / run.tokens_per_second / (run.tensor * run.context)
-    return {"case": run.case, "source": run.source, "error": math.log(published_ms / step_ms), "kinds": found}
+    error = throughput_error(run, tokens_per_second(run, simulation.trace, step_ms), step_ms)
+    assert error is not None  # of `runs_of`
+    return {"case": run.case, "source": run.source, "error": math.log1p(error), "kinds": found}
 
 
 def fitted(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -124,9 +120,7 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def runs_of(truth: Path) -> Iterator[Run]:
     """Those that one simulation tells all of, and that have a throughput to compare with."""
     for run in (*read_runs(truth), *read_unseen(), *read_held_out()):
-        mixture = any(name in run.model for name in _MIXTURES)
-        compared = not run.not_compared and (run.tokens_per_second is not None or run.step_ms is not None)
-        if compared and run.pipeline == 1 and not mixture:
+        if throughput_error(run, 1.0, 1.0) is not None and run.pipeline == 1 and not run.is_mixture:
             yield run
 
 

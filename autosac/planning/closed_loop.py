@@ -197,11 +197,7 @@ def make_plans(
     progress = parts = Parts(progress, "budget", len(order))
     loop = Loop(captures, goal, progress)
     baselines = loop.baselines
-    predict = partial(_prediction, baselines["none"])
-
-    def shown() -> dict[str, Prediction]:
-        return predictions_of(baselines)
-
+    predict, shown = partial(_prediction, baselines["none"]), partial(predictions_of, baselines)
     found: dict[int, tuple[Candidate, tuple[str, ...]] | InfeasibleError] = {}
     for budget_bytes in parts.each(order):
         try:

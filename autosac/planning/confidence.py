@@ -110,10 +110,7 @@ class Confidence:
             return self.refused(result, budget_bytes)
         kept_bytes = budget_bytes - self.inner_bytes(budget_bytes)
         plan = result.plan
-        stated = plan.predictions["autosac"]
-        reserved = plan.made_for.budget_kind == "reserved" and stated.peak_reserved_bytes is not None
-        peak_bytes = stated.peak_reserved_bytes if reserved else stated.peak_active_bytes
-        assert peak_bytes is not None
+        peak_bytes = plan.predictions["autosac"].peak_bytes(plan.made_for.budget_kind)
         certainty, main = self._certainty(result.simulation, peak_bytes, budget_bytes, kept_bytes)
         notes = (
             f"it fits the budget with a probability of {format_probability(certainty.fits)}; "

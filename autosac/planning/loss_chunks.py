@@ -86,21 +86,13 @@ def _better(
 def _beside(planned: Planned, baselines: Mapping[str, Prediction]) -> Planned:
     """The plan beside the job's own ways of checkpointing: those of its own loss, which it was not planned beside."""
     made_for, own = planned.plan.made_for, planned.plan.predictions["autosac"]
-    fitting = {
-        name: p for name, p in baselines.items() if _peak_bytes(p, made_for.budget_kind) <= made_for.budget_bytes
-    }
+    fitting = {n: p for n, p in baselines.items() if p.peak_bytes(made_for.budget_kind) <= made_for.budget_bytes}
     if planned.plan.certainty is not None:  # of them it is not known whether they fit with that probability
         fitting = {}
     quicker = faster(own, fitting, planned.simulation.trace.info.compiled)
     notes = tuple(note for note in planned.notes if ALSO_FITS not in note)
     plan = replace(planned.plan, predictions={"autosac": own, **baselines})
     return replace(planned, plan=plan, notes=(*notes, *quicker))
-
-
-def _peak_bytes(prediction: Prediction, kind: str) -> int:
-    if kind == "reserved" and prediction.peak_reserved_bytes is not None:
-        return prediction.peak_reserved_bytes
-    return prediction.peak_active_bytes
 
 
 def _neither(own: InfeasibleError, other: InfeasibleError, chunks: int) -> InfeasibleError:

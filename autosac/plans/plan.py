@@ -164,6 +164,11 @@ class Prediction:
     fits: bool
     recompute_ms: Milliseconds
 
+    def peak_bytes(self, kind: str) -> int:
+        """What a budget of this kind limits: the peak that is reserved, if that is asked for and known, or active."""
+        reserved = self.peak_reserved_bytes if kind == "reserved" else None
+        return self.peak_active_bytes if reserved is None else reserved
+
 
 class Binding(NamedTuple):
     """A point of the step where memory limited the decision, and the time that one GiB more there would have saved."""

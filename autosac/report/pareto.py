@@ -47,9 +47,7 @@ def points(plans: Sequence[Plan]) -> tuple[list[ParetoPoint], list[ParetoPoint]]
 
 
 def _point(name: str, prediction: Prediction, kind: str, units: int | None = None) -> ParetoPoint:
-    peak = prediction.peak_active_bytes
-    if kind == "reserved" and prediction.peak_reserved_bytes is not None:
-        peak = prediction.peak_reserved_bytes
+    peak = prediction.peak_bytes(kind)
     lines = [name, f"peak {kind} {format_bytes(peak)}", f"step {format_ms(prediction.step_ms)}"]
     lines.append(f"recomputation {format_ms(prediction.recompute_ms)}")
     if units is not None:

@@ -55,9 +55,7 @@ def policy_table(predictions: Mapping[str, Prediction], budget_bytes: int | None
     table.add_column("of budget" if budget_bytes else "", justify="right")
     table.add_column("on this GPU")
     for name, p in predictions.items():
-        peak = (
-            p.peak_reserved_bytes if kind == "reserved" and p.peak_reserved_bytes is not None else p.peak_active_bytes
-        )
+        peak = p.peak_bytes(kind)
         share = (
             Text(f"{peak / budget_bytes:.1%}", style="red" if peak > budget_bytes else "green") if budget_bytes else ""
         )
@@ -134,9 +132,8 @@ def lever_table(own: Planned | None, pulled: Sequence[Pulled], kind: str) -> Ren
     for one in pulled:
         name = one.name + " *" * bool(one.numbers)
         if one.planned is None:
-            why = one.failure.partition(" (at ")[0].partition(";")[
-                0
-            ]  # without the place in the code, and what could be done
+            # without the place in the code, and what could be done
+            why = one.failure.partition(" (at ")[0].partition(";")[0]
             table.add_row(name, "", "", "", why, style="dim")
             continue
         table.add_row(

@@ -270,9 +270,8 @@ class ScriptRun:
         self._device_clock.end(number)
         self._memory.follow()
         if number <= self._steps.kept and self._memory.places > self._places:
-            self._steps.pass_over(
-                number
-            )  # streams that PyTorch shares out in turn, which it does until each has memory
+            # streams that PyTorch shares out in turn, which it does until each has memory
+            self._steps.pass_over(number)
             self._memory.remember_products()
         self._places = self._memory.places
         calls = self._calls()

@@ -73,6 +73,7 @@ _WIDE_VOCABULARY = ("commit b109f7d71",)
 # reserved memory grows by 3.65 GiB, what the optimizer's states then take on each of 8 GPUs (7.5 GiB in fp32).
 _PARAMETERS_IN_BF16 = ("eager_tutorials/pretraining.rst", "KempnerForge")
 
+_MIXTURES = ("DeepSeek-V3", "gpt-oss", "-A3B")  # in models' names
 # By a word of a row's notes: why its published time is no check.
 _NOT_COMPARED = {
     "deterministic": "deterministic kernels are not priced",
@@ -126,6 +127,11 @@ class Run:
     tokens_per_second: float | None = None
     step_ms: float | None = None
     not_compared: str = ""
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the model is a mixture of experts."""
+        return any(name in self.model for name in _MIXTURES)
 
     @property
     def group(self) -> tuple[object, ...]:

@@ -48,11 +48,23 @@ class Result:
     @property
     def throughput_error(self) -> float | None:
         """Relative error of the throughput (of the inverse step time); None if there is nothing to compare."""
-        if self.run.not_compared:
-            return None
-        if self.run.tokens_per_second is not None:
-            return self.tokens_per_second / self.run.tokens_per_second - 1
-        return None if self.run.step_ms is None else self.run.step_ms / self.step_ms - 1
+        return throughput_error(self.run, self.tokens_per_second, self.step_ms)
+
+
+def throughput_error(run: Run, tokens_per_second: float, step_ms: float) -> float | None:
+    """See `Result.throughput_error`."""
+    if run.not_compared:
+        return None
+    if run.tokens_per_second is not None:
+        return tokens_per_second / run.tokens_per_second - 1
+    return None if run.step_ms is None else run.step_ms / step_ms - 1
+
+
+def tokens_per_second(run: Run, trace: Trace, step_ms: float) -> float:
+    """Of each GPU."""
+    tokens = trace.info.tokens_per_step
+    assert tokens is not None  # TorchTitan says it
+    return 1e3 * tokens / step_ms / (run.tensor * run.pipeline * run.context)
 
 
 class SlowProducts(OverlapModel):
@@ -123,9 +135,6 @@ def simulate_run(
     oom = verdict.outcome.value == "out of memory"
     if worst.allocation.retries and not oom:
         report = worst.allocation  # what is reserved is what the full device left after its retries
-    not_data = run.tensor * run.pipeline * run.context
-    tokens = simulations[0].trace.info.tokens_per_step
-    assert tokens is not None  # TorchTitan says it
     return Result(
         run=run,
         reserved_gib=report.reserved_peak_bytes / GIB,
@@ -133,7 +142,7 @@ def simulate_run(
         oom=oom,
         verdict=str(verdict),
         step_ms=step_ms,
-        tokens_per_second=1e3 * tokens / step_ms / not_data,
+        tokens_per_second=tokens_per_second(run, simulations[0].trace, step_ms),
     )
 
 

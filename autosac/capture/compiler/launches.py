@@ -111,9 +111,8 @@ def _traffic(kernel: Any) -> int:
     names = V.graph.scheduler.mutation_real_name
     accesses: dict[str, list[Any]] = {}
     for name, found in kernel.features.buf_accesses().items():
-        accesses.setdefault(names.get(name, name), []).extend(found)
-        if name in names:
-            accesses.setdefault(name, []).extend(found)
+        for known in {name, names.get(name, name)}:
+            accesses.setdefault(known, []).extend(found)
     with mock.patch.object(kernel.features, "buf_accesses", lambda: accesses):
         return int(kernel.estimate_kernel_num_bytes())
 
