@@ -83,6 +83,10 @@ class SharedShelf:
         found = [_contents(file) for file in self._folder.glob(f"key-{_hash(store)}-*")]
         return sorted(each[1] for each in found if each is not None and self.find(store, each[1]) is not None)
 
+    def runs(self, rank: int) -> bool:
+        """Whether it has begun and not ended."""
+        return rank in self._running()
+
     def _running(self) -> list[int]:
         """Ranks that have begun and not ended."""
         ranks = [int(path.name.removeprefix("rank-")) for path in self._folder.glob("rank-*")]

@@ -2,7 +2,8 @@
 
 A rank that adds to a counter adds for all ranks: ``store.add("arrived", 1) == world_size`` holds at once, and who takes
 numbers from a counter takes every n-th of n ranks. A key that no rank sets has the value of one that this rank has set, if
-they only differ in the rank's number: after ``store.set("host/0", ...)`` there is ``host/3`` as well.
+they only differ in the rank's number: after ``store.set("host/0", ...)`` there is ``host/3`` as well. Of a rank that runs its
+own value is waited for: which of two it is must not hang on who is faster.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Shelf(Protocol):
     def keys(self, store: str) -> list[str]:
         """All that are there."""
 
+    def runs(self, rank: int) -> bool:
+        """Whether it has begun and not ended."""
+
 
 class ScriptStore(dist.Store):  # type: ignore[misc]
     """Those keys on a shelf that begin so."""
@@ -67,9 +71,11 @@ class ScriptStore(dist.Store):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """Its value. Waits until it has one. DistStoreError: it gets none."""
-        found = self._found(key)
-        if found is None:
+        found = self._shelf.find(self._name, self._begin + key)
+        rank, same = self._of_rank(key) if found is None else (-1, None)
+        if found is None and (same is None or self._shelf.runs(rank)):
             found = self._shelf.wait(self._name, self._begin + key)
+        found = same if found is None else found
         if found is None:
             milliseconds = 1000 * self._patience.total_seconds()
             raise dist.DistStoreError(
@@ -152,13 +158,18 @@ class ScriptStore(dist.Store):  # type: ignore[misc]
     def _found(self, key: str) -> bytes | None:
         """What is there, or is at a rank like this one."""
         found = self._shelf.find(self._name, self._begin + key)
-        for number in _NUMBER.finditer(key) if found is None else ():
-            if self._rank != int(number.group()) < self._world_size:
+        return self._of_rank(key)[1] if found is None else found
+
+    def _of_rank(self, key: str) -> tuple[int, bytes | None]:
+        """The rank whose number the key has, and what this rank has set with its own number there."""
+        for number in _NUMBER.finditer(key):
+            rank = int(number.group())
+            if self._rank != rank < self._world_size:
                 same = f"{key[: number.start()]}{self._rank}{key[number.end() :]}"
                 found = self._shelf.find(self._name, self._begin + same, own=True)
                 if found is not None:
-                    return found
-        return found
+                    return rank, found
+        return -1, None
 
 
 def _bytes(value: str | bytes) -> bytes:
