@@ -2,7 +2,9 @@
 
 A generated kernel streams: each of its buffers is read or written once, whatever is fused into it. It takes
 
-    t = launch(kind) + max((nbytes + again) / (share * memory bandwidth), across / (0.52 a cycle * processors * clock))
+    t = launch(kind) + max(
+        (nbytes + again) / (share * memory bandwidth), across / (1.56 a cycle * processors * clock), computing
+    )
 
 with the bytes that Inductor counts for it (slices and gathered rows, not whole tables). A looped reduction walks its row once
 for each of its loops. `again` is what it reads anew: from memory where the rows that are under way together are larger than
@@ -14,6 +16,10 @@ Two things that a change of layout costs, as in the quantisation for float8 prod
   rate of others;
 - a reduction walks its rows. What it reads or writes where neighbours lie side by side in a column instead (`across`, counted
   in elements, of the rarer direction) touches a sector for each element, as eager kernels do that walk so (`walks.py`).
+
+`computing`: its instructions. A GPU issues half as many a second as its peak in single precision, and half of that in double
+precision; one for the special units takes four turns. Most kernels wait for memory. Those compute for longer that work out
+a value of a row for each of its elements, as float8's scales by row, in double precision.
 
 Fitted to hand-written Triton kernels of the same kinds on an H100 with a cold L2 (`benchmarks/fit_generated.py`, which also
 prints how far kernels that the fit has not seen are off). A launch is scaled with the GPU's shortest kernel.
@@ -37,9 +43,14 @@ TILED = 0.66
 2.8 (triton issue 7815).
 """
 
-ACROSS = 0.52
-"""Elements that a processor of an H100 walks in a cycle where neighbours lie in different sectors: transposed copies of
-`autosac calibrate`. Eager kernels have a constant of their own (`walks.py`), fitted to whole steps: 0.56.
+ACROSS = 1.56
+"""Elements that a processor walks in a cycle where neighbours lie in different sectors: the geometric mean of five such
+kernels of a step in float8 by row on an H200, which reach 1.2 to 2.0 (`benchmarks/generated_kernels.py`).
+"""
+
+SPECIAL = 4
+"""Turns that an instruction of the special units takes. They issue one where eight of another kind go; half of these are taken
+to run beside it.
 """
 
 LAUNCH_US = {"pointwise": 6.1, "persistent": 6.8, "looped": 11.4}
@@ -71,8 +82,14 @@ class GeneratedKernels:
         launch_us = max(hardware.kernel_us, LAUNCH_US[kind] - LAUNCH_US["pointwise"] + hardware.kernel_us)
         rate = hardware.mem_bandwidth_gbps * 1e9 * SHARE * (TILED if argument(signature, "tiles") else 1.0)
         sectors = _count(signature, "across", 0) / (ACROSS * hardware.sm_count * hardware.boost_mhz * 1e6)
-        seconds = max((nbytes + self._again(signature)) / rate, sectors)
+        seconds = max((nbytes + self._again(signature)) / rate, sectors, self._computing_s(signature))
         return Estimate(launch_us * 1e-3 + seconds * 1e3, f"generated:{kind}", _REL_STD)
+
+    def _computing_s(self, signature: Signature) -> float:
+        """Double precision has half as many units, and next to none on GPUs that are not made for it."""
+        single, special, double = (_count(signature, name, 0) for name in ("single", "special", "double"))
+        rate = self._hardware.peak_flops("float32") / 2
+        return (single + SPECIAL * special) / rate + double / min(rate / 2, self._hardware.peak_flops("float64") / 2)
 
     def _again(self, signature: Signature) -> float:
         loops, reduced, rows = (_count(signature, name) for name in ("loops", "reduced", "rows"))

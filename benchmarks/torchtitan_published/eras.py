@@ -15,6 +15,8 @@ they are, and an era says what is put back to the way it was, read off TorchTita
   today keeps (its input and the reciprocal norm), so the native one stands for it.
 - **Compile**: the whole model, until 2024-05-21 (9954e19cc): FSDP's hooks split it into blocks, and what is before and after
   them is compiled, too. Each block for itself since.
+- **Inductor**: it reorders loops to fuse more since 2025-09-22 (pytorch's pull request 162030); what builds on that is
+  younger.
 - **Loss**: until 2024-06-12 the training loop's ``pred``, cast to fp32 by the model, lived until the next step's. It was
   compiled with the model from 2024-10-22 to 2024-12-18 (e8977b007) and again from 2025-04-02 (bbb1b616e).
 - **float8 under tensor parallelism**: float8 all-gathers of activations, until 2025-09-30 (8a2686c4a) renamed the converter
@@ -70,6 +72,7 @@ class Era:
     keeps_all_to_all: bool = False
     keeps_abs: bool = False
     float8_casts: Literal["once", "weight once", "anew"] = "once"
+    reorders_loops: bool = False
     widens_logits: bool = True
     parallel_loss: bool = True
     reduces_last_microbatch: bool = False
@@ -125,6 +128,7 @@ AUTUMN_2025 = replace(
     gathers_qk_norms=False,
     deepseek_flex=True,
     keeps_all_to_all=True,
+    reorders_loops=True,
 )
 NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True, keeps_cudnn_attention=True)
 
@@ -135,6 +139,7 @@ FORGE = Era(
     compiles_whole_model=True,
     cudnn_first="always",
     preserve_rng_state=True,
+    reorders_loops=True,
     widens_logits=False,
     parallel_loss=False,
     reduces_last_microbatch=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -443,3 +444,18 @@ def test_pipeline_stages_are_simulated_together(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.trace"))) == 2
     assert not both.oom and both.reserved_gib > 0
     assert both.tokens_per_second == pytest.approx(1e3 * 4 * 64 / both.step_ms / 2)
+
+
+@pytest.mark.parametrize(("month", "reorders"), [("2025-06", False), ("2025-10", True)])
+def test_inductor_reorders_loops_since_autumn_2025(month: str, reorders: bool) -> None:
+    """A job of the era sets it, whatever this torch does by default."""
+    pytest.importorskip("torchtitan")
+    from torch._inductor import config
+
+    from benchmarks.torchtitan_published import specs
+
+    era = era_of(month)
+    spec = specs._compiled_as_then(era, dataclasses.replace(specs.llama3_spec(), parallelize_fn=lambda *_: None))
+    with config.patch({"loop_ordering_after_fusion": not reorders, "triton.mix_order_reduction": not reorders}):
+        spec.parallelize_fn()
+        assert (config.loop_ordering_after_fusion, config.triton.mix_order_reduction) == (reorders, reorders)

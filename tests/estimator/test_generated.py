@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autosac.estimator import load_hardware
-from autosac.estimator.generated import SHARE, TILED, GeneratedKernels
+from autosac.estimator.generated import ACROSS, SHARE, SPECIAL, TILED, GeneratedKernels
 from autosac.estimator.work import generated_kind
 from autosac.trace import Signature, TensorMeta
 
@@ -57,8 +57,32 @@ def test_tiles_reach_two_thirds_of_the_rate() -> None:
     assert (tiled - start) / (plain - start) == pytest.approx(1 / TILED)
 
 
-@pytest.mark.parametrize(("across", "bound"), [(2**20, 2**30 / RATE), (2**28, 2**28 / (0.52 * 132 * 1830e3))])
+@pytest.mark.parametrize(("across", "bound"), [(2**20, 2**30 / RATE), (2**28, 2**28 / (ACROSS * 132 * 1830e3))])
 def test_a_reduction_touches_a_sector_for_each_element_across(across: int, bound: float) -> None:
-    """Few such elements hide behind the bytes; many take 1 / 0.52 cycles each on one of 132 processors."""
+    """Few such elements hide behind the bytes; many take 1 / 1.56 cycles each on one of 132 processors."""
     start = ms("triton_red_fused_0", nbytes=0)
     assert ms("triton_red_fused_0", nbytes=2**30, across=across) - start == pytest.approx(bound)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "bound"),
+    [
+        ({"single": 2**20, "double": 2**20}, 2**30 / RATE),
+        ({"single": 2**38}, 2**38 / 33.5e9),
+        ({"special": 2**36}, SPECIAL * 2**36 / 33.5e9),
+        ({"single": 2**38, "double": 2**37}, 2**38 / 33.5e9 + 2**37 / 16.75e9),
+    ],
+)
+def test_many_instructions_take_longer_than_the_bytes(instructions: dict[str, int], bound: float) -> None:
+    """67 TFLOP/s are 33.5 thousand million instructions a millisecond, in double precision half of that."""
+    start = ms("triton_poi_fused_0", nbytes=0)
+    assert ms("triton_poi_fused_0", nbytes=2**30, **instructions) - start == pytest.approx(bound)
+
+
+def test_few_units_for_double_precision() -> None:
+    """An L4 has 0.49 of 30.3 TFLOP/s in double precision."""
+    l4 = load_hardware("l4")
+    signature = Signature("triton.triton_poi_fused_0", (), (), arguments=(("nbytes", 0), ("double", 2**40)))
+    (answer,) = GeneratedKernels(l4).estimate([signature])
+    assert answer is not None
+    assert answer.ms == pytest.approx(2**40 / 0.245e9, rel=1e-3)

@@ -26,6 +26,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from autosac.capture.compiler import symmetric
+from autosac.capture.compiler.arithmetic import arithmetic
 from autosac.capture.compiler.symmetric import into
 from autosac.capture.device.device import device_type
 from autosac.capture.device.masks import COMPUTED, share_of
@@ -77,9 +78,9 @@ class GeneratedKernel:
 
 
 def describe(kernel: Any, source: str) -> str:
-    """A kernel's source with its work: the bytes that it reads and writes, its rows, the elements of a reduced row, and the
-    loops that walk it; "tiles" if it is pointwise and walks tiles of two dimensions, as it does where what is contiguous
-    differs between what it reads and what it writes; what a reduction walks "across" its rows.
+    """A kernel's source with its work: the bytes that it reads and writes, its rows, the elements of a reduced row, the loops
+    that walk it, its instructions; "tiles" if it is pointwise and walks tiles of two dimensions, as it does where what is
+    contiguous differs between what it reads and what it writes; what a reduction walks "across" its rows.
     """
     from torch._inductor.virtualized import V
 
@@ -97,6 +98,7 @@ def describe(kernel: Any, source: str) -> str:
         work["tiles"] = True
     if reduced > 1 and (across := _across(source, rows * reduced)):
         work["across"] = across
+    work |= arithmetic(source, sizes)._asdict()
     return f"{source.rstrip()}\n{_WORK}{json.dumps(work)}\n"
 
 
