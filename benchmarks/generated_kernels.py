@@ -1,8 +1,8 @@
 """Generated kernels, one by one, beside their prices: ``python -m benchmarks.generated_kernels [--all]``.
 
 Traces of three compiled steps on an H200 (``gpu/results``: Llama-3's layers in bf16, in float8 with a scale for each tensor
-and for each row; torch 2.11) name each kernel's tensors. The same jobs are captured here. A kernel is compared if the capture has
-one of the same kind with the same tensors: this torch fuses some operators otherwise. `bytes alone`: the price without
+and for each row; torch 2.11) name each kernel's tensors. The same jobs are captured here. A kernel is compared if the capture
+has one of the same kind with the same tensors: this torch fuses some operators otherwise. `bytes alone`: the price without
 instructions. What of ``estimator/generated.py`` is fitted to these kernels are `ACROSS` and the instructions of an online
 softmax. Needs torchao.
 

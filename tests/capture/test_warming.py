@@ -101,7 +101,7 @@ def test_captures_with_inherited_code_are_the_same(tmp_path: Path) -> None:
         for model, flavor, checkpointing, more, sizes in wanted
     ]
     program = [sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(jobs)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr
     for job, requests in enumerate(jobs):
         before, after = (
