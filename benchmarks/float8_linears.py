@@ -31,6 +31,7 @@ from autosac.estimator.hardware import load_hardware
 from autosac.trace import Op
 from benchmarks.ending import exit_code
 from benchmarks.torchtitan_published.former_products import models_of
+from benchmarks.torchtitan_published.inductor import reorder_loops
 
 _GPU = "h100-sxm-96gb-meta"
 # Rows, width of the input, width of the output: speed in float8, relative to bf16.
@@ -140,7 +141,8 @@ def make_cast_step(device: torch.device, *, rows: int, compiled: bool) -> Any:
 
 
 def kernels_ms(step: Any, made: str) -> float:
-    """The sum of the kernels' times, with the float8 products of the month `made`."""
+    """The sum of the kernels' times, with the float8 products of the month `made` and Inductor's fusions of that year."""
+    reorder_loops(False)
     simulation = autosac.simulate(step, gpu=_GPU)
     trace, hardware = simulation.trace, load_hardware(_GPU)
     prices = price(trace, hardware, models=models_of(made, trace.info, hardware))

@@ -3,7 +3,7 @@
 A generated kernel streams: each of its buffers is read or written once, whatever is fused into it. It takes
 
     t = launch(kind) + max(
-        (nbytes + again) / (share * memory bandwidth), across / (1.56 a cycle * processors * clock), computing
+        (nbytes + again) / (share * memory bandwidth), across / (2 a cycle * processors * clock) + computing
     )
 
 with the bytes that Inductor counts for it (slices and gathered rows, not whole tables). A looped reduction walks its row once
@@ -43,9 +43,9 @@ TILED = 0.66
 2.8 (triton issue 7815).
 """
 
-ACROSS = 1.56
-"""Elements that a processor walks in a cycle where neighbours lie in different sectors: the geometric mean of five such
-kernels of a step in float8 by row on an H200, which reach 1.2 to 2.0 (`benchmarks/generated_kernels.py`).
+ACROSS = 2.0
+"""Elements that a processor walks in a cycle where neighbours lie in different sectors, beside what the kernel computes: five
+such kernels of a step in float8 by row on an H200 (`benchmarks/generated_kernels.py`), one that this torch fuses otherwise.
 """
 
 SPECIAL = 4
@@ -82,7 +82,7 @@ class GeneratedKernels:
         launch_us = max(hardware.kernel_us, LAUNCH_US[kind] - LAUNCH_US["pointwise"] + hardware.kernel_us)
         rate = hardware.mem_bandwidth_gbps * 1e9 * SHARE * (TILED if argument(signature, "tiles") else 1.0)
         sectors = _count(signature, "across", 0) / (ACROSS * hardware.sm_count * hardware.boost_mhz * 1e6)
-        seconds = max((nbytes + self._again(signature)) / rate, sectors, self._computing_s(signature))
+        seconds = max((nbytes + self._again(signature)) / rate, sectors + self._computing_s(signature))
         return Estimate(launch_us * 1e-3 + seconds * 1e3, f"generated:{kind}", _REL_STD)
 
     def _computing_s(self, signature: Signature) -> float:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch._inductor import config as inductor
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
@@ -49,6 +48,7 @@ from torchtitan.protocols.train_spec import TrainSpec, register_train_spec
 from torchtitan.tools.utils import has_cuda_capability
 
 from benchmarks.torchtitan_published.eras import ERAS, NOW, WIDE, Era
+from benchmarks.torchtitan_published.inductor import reorder_loops
 
 __all__ = ["JobConfig"]
 
@@ -417,18 +417,12 @@ def _of_era(model: type[nn.Module], era: Era) -> Any:
     return type(f"{model.__name__}_{era.name.replace('-', '_')}", (model,), {"era": era})
 
 
-_REORDERING = ("loop_ordering_after_fusion", "loop_reindexing_after_fusion", "mix_order_reduction")
-
-
 def _compiled_as_then(era: Era, spec: TrainSpec) -> TrainSpec:
     """With the fusions of the era's Inductor."""
     parallel = spec.parallelize_fn
 
     def parallelize_fn(*args: Any, **kwargs: Any) -> Any:
-        for config in (inductor, inductor.triton):
-            for name in _REORDERING:
-                if hasattr(config, name):
-                    setattr(config, name, era.reorders_loops)
+        reorder_loops(era.reorders_loops)
         return parallel(*args, **kwargs)
 
     return dataclasses.replace(spec, parallelize_fn=parallelize_fn)

@@ -59,7 +59,7 @@ def test_tiles_reach_two_thirds_of_the_rate() -> None:
 
 @pytest.mark.parametrize(("across", "bound"), [(2**20, 2**30 / RATE), (2**28, 2**28 / (ACROSS * 132 * 1830e3))])
 def test_a_reduction_touches_a_sector_for_each_element_across(across: int, bound: float) -> None:
-    """Few such elements hide behind the bytes; many take 1 / 1.56 cycles each on one of 132 processors."""
+    """Few such elements hide behind the bytes; many take half a cycle each on one of 132 processors."""
     start = ms("triton_red_fused_0", nbytes=0)
     assert ms("triton_red_fused_0", nbytes=2**30, across=across) - start == pytest.approx(bound)
 
