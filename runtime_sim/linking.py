@@ -41,6 +41,7 @@ from autosac.runtime_sim.overlap import OverlapModel
 from autosac.runtime_sim.program import Engine, HostPoint, LinkUse, Program, describe
 from autosac.runtime_sim.rendezvous import Rendezvous
 from autosac.trace import (
+    ALONE,
     Collective,
     Event,
     EventRecord,
@@ -218,7 +219,7 @@ class _Rank:
 
     def _own_stream(self, event: Collective) -> int:
         """The stream of the collective's group, or of the pair of ranks for a single send or recv."""
-        peer = event.peer if event.batch < 0 else -1
+        peer = event.peer if event.batch == ALONE else -1
         if (event.group, peer) not in self.own:
             self.own[event.group, peer] = len(self.streams)
             name = f"group {self.trace.groups[event.group].name}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autosac.errors import SimulationError
-from autosac.trace import Group
+from autosac.trace import IN_TURN, Group
 
 
 def test_a_collective_starts_when_the_last_rank_arrives(job, run):
@@ -122,6 +122,19 @@ def test_transfers_alone_have_a_stream_per_pair(job, run):
         job(rank=2, groups=groups).op(5).collective(1, kind="send", peer=0),
     )
     assert timeline.ranks[0].end_ms.tolist() == [6, 1]
+
+
+def test_transfers_in_turn(job, run):
+    """In a group that was connected at once the send waits behind the recv, on the stream of the group's collectives."""
+    groups = (Group.of("pp", range(3)),)
+    timeline = run(
+        job(rank=0, groups=groups)
+        .collective(1, kind="recv", peer=2, batch=IN_TURN)
+        .collective(1, kind="send", peer=1, batch=IN_TURN),
+        job(rank=1, groups=groups).collective(1, kind="recv", peer=0, batch=IN_TURN),
+        job(rank=2, groups=groups).op(5).collective(1, kind="send", peer=0, batch=IN_TURN),
+    )
+    assert timeline.ranks[0].end_ms.tolist() == [6, 7]
 
 
 def test_a_peer_that_is_not_simulated_takes_the_price(job, run):

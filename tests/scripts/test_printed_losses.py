@@ -344,3 +344,38 @@ def test_losses_of_compiled_graphs(run: Any) -> None:
     lines = [[float(x) for x in line.split()] for line in ended.stdout.splitlines()[:4]]
     assert lines[0] == [1.0, 1.0, 1.0, 1.0]
     assert all(0.5 < x < 1 for x in lines[3])
+
+
+SHARDED_CLASSES = """
+import torch, torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+dist.init_process_group("nccl")
+mesh = dist.init_device_mesh("cuda", (4,))
+model = torch.nn.Sequential(torch.nn.Linear(64, 1000)).cuda()
+whole = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+parallelize_module(model, mesh, {"0": whole})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, first = torch.empty(80, 64, device="cuda"), dist.get_rank() * 250
+for step in range(2):
+    labels = torch.randint(1000, (80,), device="cuda")
+    with loss_parallel():
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+    elsewhere = (labels < first) | (labels >= first + 250)
+    likelihood = torch.full((80, 250), -6.9078, device="cuda").gather(
+        1, (labels - first).masked_fill(elsewhere, 0)[:, None]
+    ).squeeze(1)
+    likelihood[elsewhere] = 0.0
+    dist.all_reduce(likelihood)
+    optimizer.step()
+    print(f"{loss.item():.4f} {-likelihood.mean().item():.4f}")
+"""
+
+
+def test_classes_that_ranks_share(run: Any) -> None:
+    """A label's logarithm is on one rank, and all others add nothing to it: the loss is that of all classes."""
+    ended = run(SHARDED_CLASSES, "--nproc", "4", "--rank", "0")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[:2] == ["6.9078 6.9078", "6.4452 6.9078"]

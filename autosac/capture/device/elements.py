@@ -38,6 +38,12 @@ class Seldom(float):
     """
 
 
+class OfOneRank(float):
+    """Of a tensor in which a mask has set elements to nothing. Where ranks add their tensors up element by element (classes or
+    rows that are sharded), one rank has each element: the sum's is not larger.
+    """
+
+
 _falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
 _LITTLE = 0.1
 SINGLE = 10.0  # what stands for a single unknown number before the first step
@@ -66,8 +72,21 @@ def typical(tensor: Any) -> float | None:
 
 def mark(tensor: Any) -> float | None:
     """The same; also a length."""
-    value, seen = vars(tensor).get("_typical", (None, 0)) if isinstance(tensor, FakeTensor) else (None, 0)
-    return value if value is not None and version(tensor) == seen else None
+    found = _given(tensor)
+    return float(found) if type(found) is OfOneRank else found
+
+
+def is_of_one_rank(tensor: Any) -> bool:
+    """Whether a mask has just set elements of it to nothing."""
+    return type(_given(tensor)) is OfOneRank
+
+
+def _given(tensor: Any) -> float | None:
+    found = vars(tensor).get("_typical") if isinstance(tensor, FakeTensor) else None
+    if found is None:
+        return None
+    value, seen, comes = found
+    return value if 0 <= version(tensor) - seen <= comes else None
 
 
 def printed(tensor: Any) -> float | None:
@@ -81,7 +100,14 @@ def printed(tensor: Any) -> float | None:
 def take(tensor: Any, value: float | None) -> None:
     """A tensor that nothing has computed has this typical element."""
     if value is not None and isinstance(tensor, FakeTensor):
-        vars(tensor)["_typical"] = value, version(tensor)
+        give(tensor, value, version(tensor))
+
+
+def give(tensor: FakeTensor, value: float, seen: int, comes: int = 0) -> None:
+    """It has this typical element as long as it has the version `seen`, or so many more that autograd is still to count.
+    What is changed below autograd, as in a DTensor's shards, is not counted.
+    """
+    vars(tensor)["_typical"] = value, seen, comes
 
 
 def operand(x: Any) -> float | None:
