@@ -95,11 +95,10 @@ def test_sends_that_fit_the_buffers_wait_for_nobody(job, run):
 
 
 def test_sends_that_do_not_fit_the_buffers_are_deadlocked(job, run):
-    """Messages of 64 bytes, of which the buffers hold one: one after the other is too much, and the error says why."""
-    assert run(*both_send_first(job), buffered_bytes=64).buffered
-    with pytest.raises(SimulationError, match=r"deadlock: .*rank 0 waits .*NCCL_BUFFSIZE.*batch_isend_irecv"):
-        run(*both_send_first(job, sends=2), buffered_bytes=64)
-    assert run(*both_send_first(job, sends=2), buffered_bytes=128).makespan_ms == 8
+    """Each message takes a slot of eight: eight in each direction fit, nine are too much, and the error says why."""
+    assert run(*both_send_first(job, sends=8)).makespan_ms == 32
+    with pytest.raises(SimulationError, match=r"deadlock: .*rank 0 waits .*up to 64 MiB.*batch_isend_irecv"):
+        run(*both_send_first(job, sends=9))
 
 
 def test_sends_wait_for_recvs_where_that_is_no_deadlock(job, run):
