@@ -38,10 +38,21 @@ class Seldom(float):
     """
 
 
-class OfOneRank(float):
-    """Of a tensor in which a mask has set elements to nothing. Where ranks add their tensors up element by element (classes or
-    rows that are sharded), one rank has each element: the sum's is not larger.
+class Masked(float):
+    """The mean of elements of which a mask has set some to nothing. `one`: what the others are like.
+
+    Where ranks add such tensors up element by element (classes or rows that are sharded), one rank has each element, so that
+    the sum's elements are like these.
     """
+
+    __slots__ = ("one",)
+    one: float
+
+    def __new__(cls, mean: float, one: float) -> Masked:
+        """Both as they are."""
+        made = super().__new__(cls, mean)
+        made.one = one
+        return made
 
 
 _falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
@@ -73,12 +84,13 @@ def typical(tensor: Any) -> float | None:
 def mark(tensor: Any) -> float | None:
     """The same; also a length."""
     found = _given(tensor)
-    return float(found) if type(found) is OfOneRank else found
+    return float(found) if type(found) is Masked else found
 
 
-def is_of_one_rank(tensor: Any) -> bool:
-    """Whether a mask has just set elements of it to nothing."""
-    return type(_given(tensor)) is OfOneRank
+def masked(tensor: Any) -> Masked | None:
+    """What its elements are like, if a mask has just set some to nothing."""
+    found = _given(tensor)
+    return found if type(found) is Masked else None
 
 
 def _given(tensor: Any) -> float | None:
@@ -101,6 +113,11 @@ def take(tensor: Any, value: float | None) -> None:
     """A tensor that nothing has computed has this typical element."""
     if value is not None and isinstance(tensor, FakeTensor):
         give(tensor, value, version(tensor))
+
+
+def forget_typical(tensor: Any) -> None:
+    """Nothing is known of what its elements are like."""
+    vars(tensor).pop("_typical", None)
 
 
 def give(tensor: FakeTensor, value: float, seen: int, comes: int = 0) -> None:

@@ -30,15 +30,15 @@ from autosac.capture.device.elements import (
     Exponential,
     Length,
     LogOfSum,
-    OfOneRank,
+    Masked,
     Rule,
     Seldom,
     Share,
     has_begun,
-    is_of_one_rank,
     is_open,
     left,
     mark,
+    masked,
     mean_of,
     operand,
     take,
@@ -106,9 +106,9 @@ def scale(tensor: FakeTensor, by: float) -> None:
 
 def _of_ranks(tensor: Any, ranks: float) -> float | None:
     """The typical element of what so many ranks have added up."""
-    found = operand(tensor)
-    if found is None or is_of_one_rank(tensor):
-        return found
+    found, part = operand(tensor), masked(tensor)
+    if found is None or part is not None:
+        return found if part is None else part.one
     total = deviations.product(found, ranks)
     return Exponential(total) if type(found) is Exponential else total
 
@@ -229,13 +229,15 @@ def _selected(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 def _equal(args: Any, kwargs: Any, out: Any) -> float:
-    """Two tensors of classes: one in so many. The mean of indices below C is (C - 1) / 2. Nothing is infinite."""
+    """Two tensors of classes: one in so many. The mean of indices below C is (C - 1) / 2. None is infinite or beyond these."""
     if isinstance(args[1], float) and math.isinf(args[1]):
         return 0.0
     means = [typical(x) for x in args[:2] if isinstance(x, FakeTensor) and not x.dtype.is_floating_point]
     mean = next((mean for mean in means if mean is not None), None)
     if mean is None and type(args[1]) is int and not (args[0].dtype.is_floating_point or args[0].dtype is torch.bool):
         return Seldom(0.5)
+    if mean is not None and type(args[1]) is int and not 0 <= args[1] <= 2 * mean:
+        return 0.0
     return 0.5 if mean is None else 1 / (2 * mean + 1)
 
 
@@ -266,9 +268,9 @@ def _mean_index(args: Any, kwargs: Any, position: int = 1) -> float | None:
 def counted(mask: Any, out: Any) -> int | None:
     """How many elements of a mask, for each one of `out`, are true; None where nothing is known of it."""
     part = typical(mask)
-    if part is None or mask.dtype.is_floating_point or not 0 < part <= 1 or not out.numel():
+    if part is None or mask.dtype.is_floating_point or not 0 <= part <= 1 or not out.numel():
         return None
-    return max(1, round(part * int(mask.numel()) / int(out.numel())))
+    return 0 if part == 0 else max(1, round(part * int(mask.numel()) / int(out.numel())))
 
 
 def _clamped(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -305,9 +307,11 @@ def _scattered(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 def _masked(args: Any, kwargs: Any, out: Any) -> float | None:
-    """Nothing where a mask holds. What it leaves is the element."""
-    found = mark(args[0])
-    return OfOneRank(found) if type(found) is float and operand(args[2]) == 0 else found
+    """Nothing where a mask holds; an unknown one is taken to hold nowhere."""
+    found, known = mark(args[0]), shadow(args[1])
+    if type(found) is not float or operand(args[2]) != 0:
+        return found
+    return Masked(found if known is None or not known.numel() else found * (1 - mean_of(known)), found)
 
 
 def _put(args: Any, kwargs: Any, out: Any) -> float | None:
