@@ -28,8 +28,8 @@ from autosac.plans import Plan, Prediction
 from autosac.quantities import format_bytes, format_ms
 from autosac.runtime_sim import (
     INSTANT_HOST,
-    NCCL_BUFFER_BYTES,
     Breakdown,
+    Buffers,
     ConstantOverlap,
     HostModel,
     OverlapModel,
@@ -340,14 +340,16 @@ def execute_together(simulations: Sequence[Simulation]) -> Timeline:
         overlap=target.overlap,
         gpus_per_node=target.cluster.gpus_per_node,
         selective_modules=sorted({name for s in simulations for name in s.selective_modules}),
-        buffered_bytes=_nccl_buffer_bytes(),
+        buffers=_nccl_buffers(target.cluster),
     )
 
 
-def _nccl_buffer_bytes() -> int:
-    """What NCCL would take from the environment; what is no number means its default, as there."""
+def _nccl_buffers(cluster: Cluster) -> Buffers:
+    """Those of this cluster. NCCL_BUFFSIZE is read from the environment; what is no number means its default, as in NCCL."""
     given = os.environ.get("NCCL_BUFFSIZE", "")
-    return int(given) if given.isascii() and given.isdigit() else NCCL_BUFFER_BYTES
+    linked = max(cluster.gpus_per_node - 1, 1) if cluster.intra_links == "mesh" else 1
+    buffers = Buffers(pair_gbps=cluster.intra_gbps / linked, network_gbps=cluster.inter_gbps / cluster.gpus_per_node)
+    return replace(buffers, buffer_bytes=int(given)) if given.isascii() and given.isdigit() else buffers
 
 
 def _serial(simulation: Simulation, event_ms: NDArray[np.float64]) -> NDArray[np.float64]:

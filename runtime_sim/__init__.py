@@ -9,11 +9,12 @@ the step time, when every event ran, where the time goes (`Timeline.breakdown`),
 from __future__ import annotations
 
 from autosac.runtime_sim.breakdown import Breakdown, ModuleTimes
+from autosac.runtime_sim.buffers import Buffers
 from autosac.runtime_sim.chrome_trace import chrome_trace, write_chrome_trace
 from autosac.runtime_sim.critical_path import PathSegment
 from autosac.runtime_sim.host import INSTANT_HOST, HostModel
 from autosac.runtime_sim.overlap import ConstantOverlap, NoInterference, OverlapModel
-from autosac.runtime_sim.program import NCCL_BUFFER_BYTES, LinkUse
+from autosac.runtime_sim.program import LinkUse
 from autosac.runtime_sim.ranks import RankTimeline
 from autosac.runtime_sim.serial import serial_costs
 from autosac.runtime_sim.simulate import simulate
@@ -21,8 +22,8 @@ from autosac.runtime_sim.timeline import Throughput, Timeline
 
 __all__ = [
     "INSTANT_HOST",
-    "NCCL_BUFFER_BYTES",
     "Breakdown",
+    "Buffers",
     "ConstantOverlap",
     "HostModel",
     "LinkUse",

@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
+from autosac.runtime_sim.buffers import Buffers
 from autosac.runtime_sim.deadlock import explain_deadlock, has_stuck_send
 from autosac.runtime_sim.engine import Execution
 from autosac.runtime_sim.host import HostModel
 from autosac.runtime_sim.linking import link
 from autosac.runtime_sim.overlap import OverlapModel
-from autosac.runtime_sim.program import NCCL_BUFFER_BYTES, LinkUse, Program
+from autosac.runtime_sim.program import LinkUse, Program
 from autosac.trace import Collective, Trace
 
 _FULL = (
-    "; NCCL lets a send wait for its recv unless the message fits its buffers (NCCL_BUFFSIZE, {:.3g} MiB), and runs what two "
+    "; NCCL lets a send wait for its recv unless its buffers hold the message (here up to {:.3g} MiB), and runs what two "
     "ranks send to each other in the order of issue: put transfers that belong together into one batch_isend_irecv"
 )
 
@@ -27,8 +28,8 @@ _FULL = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """All that a simulation depends on, per rank. `event_ms` and `host_ms`: device and host milliseconds per event;
-    `link_use`: what the collective of an event takes of the links; `buffered_bytes`: what NCCL's buffers hold of the messages
-    from one rank to another.
+    `link_use`: what the collective of an event takes of the links; `buffers`: those of NCCL, for messages from one rank to
+    another.
     """
 
     traces: tuple[Trace, ...]
@@ -39,7 +40,7 @@ class Problem:
     overlap: OverlapModel
     gpus_per_node: int
     steps: int
-    buffered_bytes: int = NCCL_BUFFER_BYTES
+    buffers: Buffers = Buffers()  # noqa: RUF009
 
 
 class Executed(NamedTuple):
@@ -69,16 +70,16 @@ def execute(problem: Problem) -> Executed:
     NCCL lets a send wait for its recv, so two ranks that both send first wait for ever. But messages that fit its buffers are
     gone at once. So what is deadlocked otherwise is executed again, with sends of such messages that wait for nobody.
     """
-    finished, program, execution = _run(problem, 0)
+    finished, program, execution = _run(problem, None)
     buffered = False
     if not finished:
         why, full = explain_deadlock(problem.traces, program, execution), False
         if any(map(_sends_alone, problem.traces)):
-            buffered, program, execution = _run(problem, problem.buffered_bytes)
+            buffered, program, execution = _run(problem, problem.buffers)
             other = explain_deadlock(problem.traces, program, execution)
             why, full = other or why, not other or has_stuck_send(problem.traces, program, execution)
         if not buffered:
-            hint = _FULL.format(problem.buffered_bytes / 2**20) if full else ""
+            hint = _FULL.format(_most_bytes(problem) / 2**20) if full else ""
             raise SimulationError(f"deadlock: {why}{hint}")
     ends = [0.0] * problem.steps
     for step, end in zip(program.step, execution.end, strict=True):
@@ -89,7 +90,7 @@ def execute(problem: Problem) -> Executed:
     return Executed(program, execution, tuple(ends), buffered)
 
 
-def _run(problem: Problem, buffered_bytes: int) -> tuple[bool, Program, Execution]:
+def _run(problem: Problem, buffers: Buffers | None) -> tuple[bool, Program, Execution]:
     """Whether everything was executed, what was, and how."""
     program = link(
         problem.traces,
@@ -99,10 +100,17 @@ def _run(problem: Problem, buffered_bytes: int) -> tuple[bool, Program, Executio
         steps=problem.steps,
         gpus_per_node=problem.gpus_per_node,
         overlap=problem.overlap,
-        buffered_bytes=buffered_bytes,
+        buffers=buffers,
     )
     execution = Execution(program, problem.host.launch_latency_us / 1e3, problem.host.queue_depth)
     return execution.run(), program, execution
+
+
+def _most_bytes(problem: Problem) -> int:
+    """The largest message that two of the ranks can have in the buffers, in a communicator of their own."""
+    nodes = [trace.info.rank // problem.gpus_per_node for trace in problem.traces]
+    shared = len(set(nodes)) < len(nodes)
+    return problem.buffers.most_bytes(2, inter_node=not shared)
 
 
 def _sends_alone(trace: Trace) -> bool:

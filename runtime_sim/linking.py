@@ -37,10 +37,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
+from autosac.runtime_sim.buffers import Buffers
 from autosac.runtime_sim.overlap import OverlapModel
 from autosac.runtime_sim.program import Engine, HostPoint, LinkUse, Program, describe
 from autosac.runtime_sim.rendezvous import Rendezvous
 from autosac.trace import (
+    ALONE,
     Collective,
     Event,
     EventRecord,
@@ -67,16 +69,16 @@ def link(
     steps: int,
     gpus_per_node: int,
     overlap: OverlapModel,
-    buffered_bytes: int = 0,
+    buffers: Buffers | None = None,
 ) -> Program:
     """Link the ranks' traces, each repeated `steps` times. SimulationError for an event that never comes.
 
-    `buffered_bytes`: see `Rendezvous`.
+    `buffers`: see `Rendezvous`.
     """
     program = Program(ranks=[trace.info.rank for trace in traces])
     if len(set(program.ranks)) < len(program.ranks):
         raise SimulationError(f"two of the traces are of the same rank: {program.ranks}")
-    rendezvous = Rendezvous(program, gpus_per_node, overlap, buffered_bytes)
+    rendezvous = Rendezvous(program, gpus_per_node, overlap, buffers)
     for position, trace in enumerate(traces):
         rank = _Rank(program, rendezvous, position, trace, event_ms[position], link_use[position], overlap)
         for step in range(steps):
@@ -218,7 +220,7 @@ class _Rank:
 
     def _own_stream(self, event: Collective) -> int:
         """The stream of the collective's group, or of the pair of ranks for a single send or recv."""
-        peer = event.peer if event.batch < 0 else -1
+        peer = event.peer if event.batch == ALONE else -1
         if (event.group, peer) not in self.own:
             self.own[event.group, peer] = len(self.streams)
             name = f"group {self.trace.groups[event.group].name}"

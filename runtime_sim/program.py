@@ -65,10 +65,6 @@ class Transfer(NamedTuple):
     after_start: int = -1
 
 
-NCCL_BUFFER_BYTES = 4 * 2**20
-"""NCCL_BUFFSIZE: what NCCL's buffers of a pair of ranks hold of messages that nobody has received yet."""
-
-
 class Leg(NamedTuple):
     """One event of a communication item, and the transfer that carries it."""
 

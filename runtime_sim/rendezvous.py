@@ -17,9 +17,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from autosac.errors import SimulationError
+from autosac.runtime_sim.buffers import SLOTS, Buffers
 from autosac.runtime_sim.overlap import OverlapModel
 from autosac.runtime_sim.program import LANES, WHOLE_ADAPTER, WHOLE_PORT, Leg, LinkUse, Program, Transfer
-from autosac.trace import Collective, Group, Trace
+from autosac.trace import IN_TURN, Collective, Group, Trace
 
 Key = tuple[object, ...]
 
@@ -41,7 +42,7 @@ class _Pending(NamedTuple):
     inter_node: bool
     members: dict[int, _Member]
     slots: list[tuple[int, int]]
-    lone_bytes: int  # the message of a send that is no part of a batch, else 0
+    lone_slots: int  # what the message of a send that is no part of a batch takes of the buffers, else 0
 
 
 class _Communicator(NamedTuple):
@@ -55,12 +56,14 @@ class _Communicator(NamedTuple):
 class Rendezvous:
     """The meetings of all simulated ranks (given by their positions in `program.ranks`).
 
-    `buffered_bytes`: sends by themselves do not wait for their recvs while messages of a pair take no more than this.
+    `buffers`: sends by themselves do not wait for their recvs while these hold the messages of the pair. None: all wait.
     """
 
-    def __init__(self, program: Program, gpus_per_node: int, overlap: OverlapModel, buffered_bytes: int = 0) -> None:
+    def __init__(
+        self, program: Program, gpus_per_node: int, overlap: OverlapModel, buffers: Buffers | None = None
+    ) -> None:
         self._program = program
-        self._buffered_bytes = buffered_bytes
+        self._buffers = buffers
         self._position = {rank: i for i, rank in enumerate(program.ranks)}
         self._gpus_per_node = gpus_per_node
         self._overlap = overlap
@@ -79,8 +82,8 @@ class Rendezvous:
         number = self._issued[rank, key] = self._issued.get((rank, key), -1) + 1
         key = (*key, number) if len(expected) > 1 else ("local", next(self._local))
         label = f"{event.kind} number {number} of {label}"
-        lone_bytes = event.nbytes if event.kind in ("send", "recv") and event.batch < 0 and len(expected) > 1 else 0
-        pending = self._pending.setdefault(key, _Pending(expected, label, inter_node, {}, [], lone_bytes))
+        lone_slots = self._slots(trace, event, inter_node) if len(expected) > 1 else 0
+        pending = self._pending.setdefault(key, _Pending(expected, label, inter_node, {}, [], lone_slots))
         self._check(pending, rank, event.kind)
         legs = self._program.legs.setdefault(item, [])
         if use is None:
@@ -93,7 +96,7 @@ class Rendezvous:
         """Turn what was collected into the program's transfers."""
         messages: dict[Key, list[_Pending]] = {}
         for key, pending in self._pending.items():
-            if 0 < pending.lone_bytes <= self._buffered_bytes and len(pending.members) == len(pending.expected):
+            if 0 < pending.lone_slots <= SLOTS and len(pending.members) == len(pending.expected):
                 self._buffered(pending, messages.setdefault(key[:-1], []))
             else:
                 self._add(self._transfer(pending), pending.slots)
@@ -104,13 +107,23 @@ class Rendezvous:
             legs[slot] = legs[slot]._replace(transfer=len(self._program.transfers))
         self._program.transfers.append(transfer)
 
+    def _slots(self, trace: Trace, event: Collective, inter_node: bool) -> int:
+        """What a message that is no part of a batch takes of NCCL's buffers; 0 if it cannot be there."""
+        if self._buffers is None or event.kind not in ("send", "recv") or event.batch >= 0:
+            return 0
+        ranks = 2
+        if event.batch == IN_TURN:  # the communicator is the group's, not one of the pair
+            group = trace.groups[event.group]
+            ranks, inter_node = group.size, _spans_nodes(group, self._gpus_per_node)
+        return self._buffers.slots(event.nbytes, ranks, inter_node=inter_node)
+
     def _buffered(self, pending: _Pending, before: list[_Pending]) -> None:
         """A send and its recv as two transfers. `before`: earlier messages of the pair, which this one joins."""
         whole = self._transfer(pending)
         send, recv = sorted(pending.members.values(), key=lambda member: member.kind == "recv")
-        left = self._buffered_bytes - pending.lone_bytes
+        left = SLOTS - pending.lone_slots
         for other in reversed(before):
-            left -= other.lone_bytes
+            left -= other.lone_slots
             if left < 0:
                 received = next(m.item for m in other.members.values() if m.kind == "recv")
                 self._program.dependencies[send.item] += (received,)

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosac.errors import SimulationError
+from autosac.runtime_sim.buffers import Buffers
 from autosac.runtime_sim.execute import Problem
 from autosac.runtime_sim.host import HostModel, host_costs
 from autosac.runtime_sim.overlap import ConstantOverlap, OverlapModel
-from autosac.runtime_sim.program import NCCL_BUFFER_BYTES, LinkUse, describe
+from autosac.runtime_sim.program import LinkUse, describe
 from autosac.runtime_sim.timeline import Timeline, timeline_of
 from autosac.trace import Trace
 
@@ -45,7 +46,7 @@ def simulate(
     gpus_per_node: int = 8,
     steps: int = 2,
     selective_modules: Collection[str] = (),
-    buffered_bytes: int = NCCL_BUFFER_BYTES,
+    buffers: Buffers | None = None,
 ) -> Timeline:
     """Execute one rank's trace, or those of several distinct ranks together.
 
@@ -58,8 +59,8 @@ def simulate(
         steps: number of steps to execute, of which the last counts (see the module's docstring).
         selective_modules: modules whose forward runs under selective activation checkpointing, which costs host time for
             every operator.
-        buffered_bytes: what NCCL's buffers hold of the messages from one rank to another (NCCL_BUFFSIZE), which counts where
-            ranks would be deadlocked otherwise.
+        buffers: NCCL's for messages from one rank to another, which count where ranks would be deadlocked otherwise; None:
+            `Buffers()`.
 
     Returns:
         When everything ran (ms).
@@ -88,7 +89,7 @@ def simulate(
             overlap=overlap or ConstantOverlap(),
             gpus_per_node=gpus_per_node,
             steps=steps,
-            buffered_bytes=buffered_bytes,
+            buffers=buffers or Buffers(),
         )
     )
 

@@ -27,8 +27,8 @@ from autosac.report.time_tables import served_line
 from autosac.simulation import Simulation
 
 _BUFFERED = (
-    "two ranks send to each other before they receive: NCCL goes on only since the messages fit its buffers "
-    "(NCCL_BUFFSIZE), and hangs with larger ones; batch_isend_irecv never does"
+    "two ranks send to each other before they receive: NCCL goes on only since its buffers hold the messages, and hangs with "
+    "larger ones; batch_isend_irecv never does"
 )
 POLICY_NAMES = {"autosac": "AutoSAC", "none": "no checkpointing", "full": "full", "selective-op": "selective-op"}
 

@@ -37,7 +37,7 @@ def plan_ranks(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callabl
     parameters = _of_all(shapes)
     if len(parameters) < sum(map(len, shapes)):
         return _plan_shared(captures, tuple(parameters.items()), goal, progress)
-    planned = [make_plan(rank, goal, progress) for rank in captures]
+    planned = _of_each(captures, goal, progress)
     joined = join_plans(planned, [rank.baselines() for rank in captures])
     assert isinstance(joined, Planned)
     return replace(joined, plan=_for_stages(joined.plan, len(captures)))
@@ -48,6 +48,21 @@ def _of_one(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None
         return make_plan(captures, goal, progress)
     except InfeasibleError as e:
         raise type(e)("; ".join([str(e), *captures.observed().trace.info.notes])) from e
+
+
+def _of_each(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[[str], None]) -> list[Planned]:
+    """A plan for each rank. The error is that of all ranks that have none: the largest budget that it names is enough."""
+    planned, failed = [], {}
+    for rank in captures:
+        try:
+            planned.append(make_plan(rank, goal, progress))
+        except InfeasibleError as e:
+            failed[rank.rank] = e
+    if failed:
+        errors = list(failed.values())
+        why = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
+        raise type(errors[0])(why, in_loss=any(error.in_loss for error in errors)) from errors[0]
+    return planned
 
 
 def _for_stages(plan: Plan, stages: int) -> Plan:

@@ -2,7 +2,9 @@
 
 from autosac.trace.info import Cut, LoadDraw, Parallelism, TensorLayout, TracedOperators, TraceInfo
 from autosac.trace.rows import (
+    ALONE,
     GRAPH_POOL,
+    IN_TURN,
     UNSHARD,
     Alloc,
     Call,
@@ -33,7 +35,9 @@ from autosac.trace.rows import (
 from autosac.trace.trace import SCHEMA_VERSION, Trace, is_capture
 
 __all__ = [
+    "ALONE",
     "GRAPH_POOL",
+    "IN_TURN",
     "SCHEMA_VERSION",
     "UNSHARD",
     "Alloc",

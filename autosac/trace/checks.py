@@ -18,6 +18,7 @@ from autosac.errors import SimulationError
 from autosac.files.documents import is_deeper
 from autosac.limits import MOST_GPUS
 from autosac.trace.info import MOST, MOST_BYTES, TraceInfo
+from autosac.trace.rows import IN_TURN
 
 _MOST_STREAMS = 4096
 _MOST_DIMENSIONS = 64
@@ -274,7 +275,7 @@ def _event_checks(common: Mapping[str, Check], storages: int, groups: int) -> di
         "group": _whole(0, groups - 1, "a group"),
         "asynchronous": _flags,
         "peer": _whole(-1, MOST_GPUS, "a rank"),
-        "batch": _whole(-1, MOST),
+        "batch": _whole(IN_TURN, MOST),
         "reason": _one_of(_REASONS),
         "step": _whole(0, MOST),
         "events": _whole(0, MOST),

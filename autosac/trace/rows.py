@@ -130,6 +130,10 @@ class Op(NamedTuple):
     outputs: tuple[int, ...]
 
 
+ALONE = -1
+IN_TURN = -2
+
+
 class Collective(NamedTuple):
     """A collective or point-to-point transfer.
 
@@ -138,7 +142,9 @@ class Collective(NamedTuple):
     buffer for all_to_all, the message otherwise. `stream` is where it was issued: if `asynchronous` it runs on the
     group's own stream after what `stream` holds, and `work` identifies it to a later WorkWait; otherwise it runs on
     `stream`. `peer` is the global rank for send and recv, else -1. `batch` groups transfers that were issued as one
-    (batch_isend_irecv), -1 if alone.
+    (batch_isend_irecv). `ALONE`: it belongs to none, and a send or recv by itself runs on a stream that the group has for its
+    pair of ranks. `IN_TURN`: so does every one in a group that was connected at once (``init_process_group(device_id=...)``),
+    on the stream of the group's collectives.
     """
 
     kind: str

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autosac.errors import SimulationError
-from autosac.trace import Group
+from autosac.trace import IN_TURN, Group
 
 
 def test_a_collective_starts_when_the_last_rank_arrives(job, run):
@@ -95,11 +95,10 @@ def test_sends_that_fit_the_buffers_wait_for_nobody(job, run):
 
 
 def test_sends_that_do_not_fit_the_buffers_are_deadlocked(job, run):
-    """Messages of 64 bytes, of which the buffers hold one: one after the other is too much, and the error says why."""
-    assert run(*both_send_first(job), buffered_bytes=64).buffered
-    with pytest.raises(SimulationError, match=r"deadlock: .*rank 0 waits .*NCCL_BUFFSIZE.*batch_isend_irecv"):
-        run(*both_send_first(job, sends=2), buffered_bytes=64)
-    assert run(*both_send_first(job, sends=2), buffered_bytes=128).makespan_ms == 8
+    """Each message takes a slot of eight: eight in each direction fit, nine are too much, and the error says why."""
+    assert run(*both_send_first(job, sends=8)).makespan_ms == 32
+    with pytest.raises(SimulationError, match=r"deadlock: .*rank 0 waits .*up to 64 MiB.*batch_isend_irecv"):
+        run(*both_send_first(job, sends=9))
 
 
 def test_sends_wait_for_recvs_where_that_is_no_deadlock(job, run):
@@ -122,6 +121,19 @@ def test_transfers_alone_have_a_stream_per_pair(job, run):
         job(rank=2, groups=groups).op(5).collective(1, kind="send", peer=0),
     )
     assert timeline.ranks[0].end_ms.tolist() == [6, 1]
+
+
+def test_transfers_in_turn(job, run):
+    """In a group that was connected at once the send waits behind the recv, on the stream of the group's collectives."""
+    groups = (Group.of("pp", range(3)),)
+    timeline = run(
+        job(rank=0, groups=groups)
+        .collective(1, kind="recv", peer=2, batch=IN_TURN)
+        .collective(1, kind="send", peer=1, batch=IN_TURN),
+        job(rank=1, groups=groups).collective(1, kind="recv", peer=0, batch=IN_TURN),
+        job(rank=2, groups=groups).op(5).collective(1, kind="send", peer=0, batch=IN_TURN),
+    )
+    assert timeline.ranks[0].end_ms.tolist() == [6, 7]
 
 
 def test_a_peer_that_is_not_simulated_takes_the_price(job, run):

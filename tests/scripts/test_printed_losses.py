@@ -110,6 +110,13 @@ model = torch.nn.Linear(8, C).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def one(weight, x, label):
     return F.cross_entropy((x @ weight.T)[None], label[None])
+def smoothed(logits, labels):
+    losses = -F.log_softmax(logits, -1)
+    padding = labels[:, None].eq(-100)
+    likelihood, total = losses.gather(-1, labels[:, None].clamp(min=0)), losses.sum(-1, keepdim=True)
+    likelihood.masked_fill_(padding, 0.0), total.masked_fill_(padding, 0.0)
+    count = padding.numel() - padding.long().sum()
+    return 0.9 * likelihood.sum() / count + 0.1 * total.sum() / (count * losses.shape[-1])
 for step in range(2):
     x = torch.randn(N, 8, device="cuda")
     labels = (torch.rand(N, device="cuda") * C).long()
@@ -124,6 +131,8 @@ for step in range(2):
         "counted": (each * kept).sum() / kept.sum().item(),
         "known mask": (each[:4] * (some != -100)).sum() / (some != -100).sum(),
         "ignored": F.cross_entropy(logits[:4], some, reduction="sum") / 3,
+        "smoothed": smoothed(logits, labels),
+        "smoothed, known": smoothed(logits[:4], some),
         "whole one-hot": -(F.one_hot(some.clamp(min=0), C) * logits[:4].log_softmax(-1)).sum(-1).mean(),
         "log of sum": (torch.logsumexp(logits, -1) - taken).mean(),
         "sum of exponentials": (torch.exp(logits - logits.amax(-1, keepdim=True)).sum(-1).log() - taken).mean(),
@@ -152,6 +161,8 @@ def test_cross_entropies_written_by_hand_and_counts_of_masks(run: Any) -> None:
         "ignored",
         "vmap",
         "known mask",
+        "smoothed",
+        "smoothed, known",
         "whole one-hot",
         "log of sum",
         "sum of exponentials",
@@ -344,3 +355,66 @@ def test_losses_of_compiled_graphs(run: Any) -> None:
     lines = [[float(x) for x in line.split()] for line in ended.stdout.splitlines()[:4]]
     assert lines[0] == [1.0, 1.0, 1.0, 1.0]
     assert all(0.5 < x < 1 for x in lines[3])
+
+
+SHARDED_CLASSES = """
+import torch, torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+dist.init_process_group("nccl")
+mesh = dist.init_device_mesh("cuda", (4,))
+model = torch.nn.Sequential(torch.nn.Linear(64, 1000)).cuda()
+whole = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+parallelize_module(model, mesh, {"0": whole})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, first = torch.empty(80, 64, device="cuda"), dist.get_rank() * 250
+for step in range(2):
+    labels = torch.randint(1000, (80,), device="cuda")
+    with loss_parallel():
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+    elsewhere = (labels < first) | (labels >= first + 250)
+    likelihood = torch.full((80, 250), -6.9078, device="cuda").gather(
+        1, (labels - first).masked_fill(elsewhere, 0)[:, None]
+    ).squeeze(1)
+    likelihood[elsewhere] = 0.0
+    dist.all_reduce(likelihood)
+    optimizer.step()
+    print(f"{loss.item():.4f} {-likelihood.mean().item():.4f}")
+"""
+
+
+def test_classes_that_ranks_share(run: Any) -> None:
+    """A label's logarithm is on one rank, and all others add nothing to it: the loss is that of all classes."""
+    ended = run(SHARDED_CLASSES, "--nproc", "4", "--rank", "0")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[:2] == ["6.9078 6.9078", "6.4452 6.9078"]
+
+
+COUNTED = """
+import torch
+import torch.nn.functional as F
+model = torch.nn.Linear(64, 1000).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.compile
+def loss_of(x, labels, count):
+    labels = F.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+    return F.cross_entropy(model(x).flatten(0, 1), labels, reduction="sum") / count
+for step in range(2):
+    x, labels = torch.randn(8, 16, 64, device="cuda"), torch.randint(1000, (8, 16))
+    labels[:, :4 + step] = -100
+    count = (labels[:, 1:] != -100).sum().cuda()
+    loss = loss_of(x, labels.cuda(), count)
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.2f}", count.item())
+"""
+
+
+def test_a_compiled_loss_over_a_number_of_labels(run: Any) -> None:
+    """Labels and their number are inputs of the graph: those that are ignored add nothing to the sum."""
+    ended = run(COUNTED)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (line.split() for line in ended.stdout.splitlines()[:2])
+    assert first == ["6.91", "96"] and second == ["6.91", "88"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -446,3 +447,17 @@ def test_a_plan_is_for_all_stages_of_a_rank(run: Any) -> None:
     assert {f"block{i}" for i in range(4)} <= {unit["fqn"] for unit in plan["units"]}
     predicted = plan["predictions"]
     assert predicted["autosac"]["peak_reserved_bytes"] <= 560 * 2**20 < predicted["none"]["peak_reserved_bytes"]
+
+
+def test_the_error_names_all_ranks_that_have_no_plan(run: Any) -> None:
+    """With the largest of the budgets that it names both ranks have one; the first rank's is too small for the other."""
+    uneven = INTERLEAVED.replace(
+        "x = torch.randn", "ballast = torch.empty(rank * 2**26, device=device)\n    x = torch.randn"
+    )
+    ended = run(uneven, "--nproc", "2", "--plan", "1MiB", "--quiet")
+    assert ended.returncode == 1
+    needed = re.findall(
+        r"rank (\d): no plan meets 1\.0 MiB reserved: the smallest budget found to work is (\S+) MiB", ended.stderr
+    )
+    assert [rank for rank, _ in needed] == ["0", "1"]
+    assert float(needed[0][1]) + 256 <= float(needed[1][1])

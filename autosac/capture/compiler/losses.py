@@ -2,7 +2,8 @@
 
 Inductor's code has no operators that could say so. So the operators that lead to a graph's single floating-point results are
 kept from before it fuses them, back to what nothing follows from (products with weights), and gone through with each run of
-the graph. They are asked on the tensors that the compiler traced, which are never computed.
+the graph. They are asked on the tensors that the compiler traced, which are never computed. Those that stand for the graph's
+inputs take what is known of these: labels, or how many of them count.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
 
-from autosac.capture.device.elements import has_begun, mark, take
-from autosac.capture.device.typical import counted, estimated, has_rule
+from autosac.capture.device.elements import forget_typical, has_begun, mark, take
+from autosac.capture.device.shadows import shadow
+from autosac.capture.device.typical import counted, has_rule
+from autosac.capture.device.values import propagate
 
 _MOST = 256  # operators: a loss has a few dozen
 _CAST = torch.ops.prims.convert_element_type.default
@@ -31,18 +34,43 @@ class Losses:
         nodes = _leading_to([returned[i] for i in self._places])
         self._results = [returned[i].meta["val"] for i in self._places]
         self._operators = [_call(node) for node in nodes]
+        read = {node for operator in nodes for node in operator.all_input_nodes}
+        given = list(graph.graph.find_nodes(op="placeholder"))
+        self._inputs = [(i, node.meta["val"]) for i, node in enumerate(given) if node in read and _is_tensor(node)]
+
+    def read(self, inputs: Sequence[Any]) -> None:
+        """Take what is known of the graph's inputs, which a run of it lets go of."""
+        if not self._places or not has_begun():
+            return
+        for i, traced in self._inputs:
+            _forget(traced)
+            vars(traced)["_shadow"] = shadow(inputs[i])
+            take(traced, mark(inputs[i]))
 
     def tell(self, results: Sequence[Any]) -> None:
-        """Give the graph's results, of a run, their typical elements."""
+        """Give the graph's results, of the run whose inputs were read, their typical elements."""
         if not self._places or not has_begun():
             return
         for function, args, kwargs, out in self._operators:
-            value = estimated(function, args, kwargs, out)
-            if value is None and function.overloadpacket is torch.ops.aten.sum:
-                value = counted(args[0], out)
-            take(out[0] if isinstance(out, (tuple, list)) else out, value)
+            first = out[0] if isinstance(out, (tuple, list)) else out
+            _forget(first)
+            propagate(function, args, dict(kwargs), out)
+            if function.overloadpacket is torch.ops.aten.sum and mark(first) is None and shadow(first) is None:
+                take(first, counted(args[0], out))
         for place, traced in zip(self._places, self._results, strict=True):
             take(results[place], mark(traced))
+        for _, traced in self._inputs:
+            _forget(traced)
+
+
+def _forget(traced: Any) -> None:
+    """What an earlier run has left."""
+    vars(traced).pop("_shadow", None)
+    forget_typical(traced)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), FakeTensor)
 
 
 def _returned(graph: torch.fx.GraphModule) -> list[Any]:
@@ -72,9 +100,15 @@ def _leading_to(ends: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
 
 
 def _is_asked(node: torch.fx.Node) -> bool:
-    """Whether something may follow from it: an operator with a rule, of tensors whose sizes are known."""
-    known = node.op == "call_function" and (node.target is _CAST or has_rule(node.target))
+    """Whether something may follow from it: an operator with a rule, or of whole numbers, of tensors whose sizes are known."""
+    known = node.op == "call_function" and (node.target is _CAST or has_rule(node.target) or _is_of_whole_numbers(node))
     return known and all(map(_has_known_sizes, [node, *node.all_input_nodes]))
+
+
+def _is_of_whole_numbers(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return isinstance(value, FakeTensor) and not value.dtype.is_floating_point and not drawn
 
 
 def _has_known_sizes(node: torch.fx.Node) -> bool:

@@ -310,6 +310,8 @@ def _boxed(program: Callable[[list[Any]], Any], graph: Any, style: _Style, losse
         at_once = style.as_graph and all(
             x.device.type == simulated.device_type() for x in args if isinstance(x, torch.Tensor)
         )
+        if losses is not None:
+            losses.read(args)
         with simulated.log.launched_at_once() if at_once else contextlib.nullcontext():
             results = program(args)
         if losses is not None:

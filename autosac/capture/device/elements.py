@@ -38,6 +38,23 @@ class Seldom(float):
     """
 
 
+class Masked(float):
+    """The mean of elements of which a mask has set some to nothing. `one`: what the others are like.
+
+    Where ranks add such tensors up element by element (classes or rows that are sharded), one rank has each element, so that
+    the sum's elements are like these.
+    """
+
+    __slots__ = ("one",)
+    one: float
+
+    def __new__(cls, mean: float, one: float) -> Masked:
+        """Both as they are."""
+        made = super().__new__(cls, mean)
+        made.one = one
+        return made
+
+
 _falls: list[Callable[[], float]] = []  # one at most: by what losses have fallen so far
 _LITTLE = 0.1
 SINGLE = 10.0  # what stands for a single unknown number before the first step
@@ -66,8 +83,22 @@ def typical(tensor: Any) -> float | None:
 
 def mark(tensor: Any) -> float | None:
     """The same; also a length."""
-    value, seen = vars(tensor).get("_typical", (None, 0)) if isinstance(tensor, FakeTensor) else (None, 0)
-    return value if value is not None and version(tensor) == seen else None
+    found = _given(tensor)
+    return float(found) if type(found) is Masked else found
+
+
+def masked(tensor: Any) -> Masked | None:
+    """What its elements are like, if a mask has just set some to nothing."""
+    found = _given(tensor)
+    return found if type(found) is Masked else None
+
+
+def _given(tensor: Any) -> float | None:
+    found = vars(tensor).get("_typical") if isinstance(tensor, FakeTensor) else None
+    if found is None:
+        return None
+    value, seen, comes = found
+    return value if 0 <= version(tensor) - seen <= comes else None
 
 
 def printed(tensor: Any) -> float | None:
@@ -81,7 +112,19 @@ def printed(tensor: Any) -> float | None:
 def take(tensor: Any, value: float | None) -> None:
     """A tensor that nothing has computed has this typical element."""
     if value is not None and isinstance(tensor, FakeTensor):
-        vars(tensor)["_typical"] = value, version(tensor)
+        give(tensor, value, version(tensor))
+
+
+def forget_typical(tensor: Any) -> None:
+    """Nothing is known of what its elements are like."""
+    vars(tensor).pop("_typical", None)
+
+
+def give(tensor: FakeTensor, value: float, seen: int, comes: int = 0) -> None:
+    """It has this typical element as long as it has the version `seen`, or so many more that autograd is still to count.
+    What is changed below autograd, as in a DTensor's shards, is not counted.
+    """
+    vars(tensor)["_typical"] = value, seen, comes
 
 
 def operand(x: Any) -> float | None:

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosac.capture.device import deviations
+from autosac.capture.device import deviations, elements
 from autosac.capture.device.deviations import Deviation
 from autosac.capture.device.elements import (
     SINGLE,
     Exponential,
     Length,
     LogOfSum,
+    Masked,
     Rule,
     Seldom,
     Share,
@@ -37,6 +38,7 @@ from autosac.capture.device.elements import (
     is_open,
     left,
     mark,
+    masked,
     mean_of,
     operand,
     take,
@@ -90,17 +92,25 @@ def give(func: Any, args: Any, out: Any, value: float) -> None:
         return
     if not (first.dtype.is_floating_point or first.dtype is torch.bool or first.numel() > 1):
         return  # a single whole number, which may be read, is none of these
-    if shadow(first) is None:  # what autograd does to the version comes later
+    if shadow(first) is None:
         viewed = args[0] if getattr(func, "is_view", False) else first
         comes = not first.is_inference() and func.namespace == "aten" and mutates(func)
-        vars(first)["_typical"] = value, version(viewed) + comes
+        elements.give(first, value, version(viewed), comes)
 
 
 def scale(tensor: FakeTensor, by: float) -> None:
-    """Its elements have become so many times what they were, in place, without an operator that says so."""
-    value = operand(tensor) if has_begun() else None
-    scaled = None if value is None else deviations.product(value, by)
-    take(tensor, Exponential(scaled) if type(value) is Exponential and scaled is not None else scaled)
+    """So many ranks have added it up, in place, without an operator that says so."""
+    if has_begun():
+        take(tensor, _of_ranks(tensor, by))
+
+
+def _of_ranks(tensor: Any, ranks: float) -> float | None:
+    """The typical element of what so many ranks have added up."""
+    found, part = operand(tensor), masked(tensor)
+    if found is None or part is not None:
+        return found if part is None else part.one
+    total = deviations.product(found, ranks)
+    return Exponential(total) if type(found) is Exponential else total
 
 
 def _first(out: Any) -> Any:
@@ -219,13 +229,15 @@ def _selected(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 def _equal(args: Any, kwargs: Any, out: Any) -> float:
-    """Two tensors of classes: one in so many. The mean of indices below C is (C - 1) / 2. Nothing is infinite."""
+    """Two tensors of classes: one in so many. The mean of indices below C is (C - 1) / 2. None is infinite or beyond these."""
     if isinstance(args[1], float) and math.isinf(args[1]):
         return 0.0
     means = [typical(x) for x in args[:2] if isinstance(x, FakeTensor) and not x.dtype.is_floating_point]
     mean = next((mean for mean in means if mean is not None), None)
     if mean is None and type(args[1]) is int and not (args[0].dtype.is_floating_point or args[0].dtype is torch.bool):
         return Seldom(0.5)
+    if mean is not None and type(args[1]) is int and not 0 <= args[1] <= 2 * mean:
+        return 0.0
     return 0.5 if mean is None else 1 / (2 * mean + 1)
 
 
@@ -256,9 +268,9 @@ def _mean_index(args: Any, kwargs: Any, position: int = 1) -> float | None:
 def counted(mask: Any, out: Any) -> int | None:
     """How many elements of a mask, for each one of `out`, are true; None where nothing is known of it."""
     part = typical(mask)
-    if part is None or mask.dtype.is_floating_point or not 0 < part <= 1 or not out.numel():
+    if part is None or mask.dtype.is_floating_point or not 0 <= part <= 1 or not out.numel():
         return None
-    return max(1, round(part * int(mask.numel()) / int(out.numel())))
+    return 0 if part == 0 else max(1, round(part * int(mask.numel()) / int(out.numel())))
 
 
 def _clamped(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -294,6 +306,21 @@ def _scattered(args: Any, kwargs: Any, out: Any) -> float | None:
     return before + part * (written - before)
 
 
+def _masked(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Nothing where a mask holds; an unknown one is taken to hold nowhere."""
+    found, known = mark(args[0]), shadow(args[1])
+    if type(found) is not float or operand(args[2]) != 0:
+        return found
+    return Masked(found if known is None or not known.numel() else found * (1 - mean_of(known)), found)
+
+
+def _put(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Into places that a mask of the whole tensor, or indices, say."""
+    masks = [index for index in args[1] if index is not None]
+    by_mask = len(masks) == 1 and masks[0].dtype is torch.bool and not (len(args) > 3 and args[3])
+    return _masked((args[0], masks[0], args[2]), kwargs, out) if by_mask and operand(args[2]) == 0 else None
+
+
 def _filled(tensor: Any) -> float | None:
     """The typical element, or the one value that all known elements have."""
     known = shadow(tensor)
@@ -305,15 +332,14 @@ def _filled(tensor: Any) -> float | None:
 
 
 def _added_up_functionally(args: Any, kwargs: Any, out: Any) -> float | None:
-    found = operand(args[0])
-    if found is None or args[1].lower() != "sum":
-        return found
+    if args[1].lower() != "sum":
+        return operand(args[0])
     c10d: Any = torch.distributed.distributed_c10d
-    return found * float(c10d._resolve_process_group(args[2]).size())
+    return _of_ranks(args[0], float(c10d._resolve_process_group(args[2]).size()))
 
 
 _SAME = (
-    "alias clone contiguous detach expand flip gather index index_select masked_fill mean permute repeat reshape "
+    "alias clone contiguous detach expand flip gather index index_select mean permute repeat reshape "
     "roll select slice squeeze t to transpose unbind split chunk unsqueeze view _unsafe_view _reshape_alias nan_to_num "
     "nanmean amax amin max min"
 )
@@ -341,6 +367,8 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.ones, aten.new_ones, aten.ones_like), lambda *_: 1.0),
     **dict.fromkeys((aten.zeros, aten.new_zeros, aten.zeros_like), lambda *_: 0.0),
     aten.scatter: _scattered,
+    aten.masked_fill: _masked,
+    aten.index_put: _put,
     aten.copy_: _copied,
     aten.cat: _first_of,
     aten.stack: _first_of,

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from autosac.capture.device.device import DEVICE_TYPE
 from autosac.capture.device.exchanged import meet
+from autosac.capture.record.collectives import connected_at_once, is_connected
 
 if TYPE_CHECKING:
     from autosac.capture.patches.stores import ScriptStore, Shelf
@@ -66,11 +67,13 @@ def serve_scripts() -> None:
         if str(backend) == dist.Backend.FAKE:
             return make(size, rank, ranks, backend, *args, **kwargs)
         kwargs.pop("backend_options", None)
-        kwargs.pop("device_id", None)
+        at_once = kwargs.pop("device_id", None) is not None or _is_connected_at_once()
         made = make(size, rank, ranks, dist.Backend(BACKEND), *args, **kwargs)
         if made[0] in c10d._world.pg_map:
             c10d._world.pg_map[made[0]] = (backend, c10d._world.pg_map[made[0]][1])
             c10d._world.pg_backend_config[made[0]] = str(c10d.BackendConfig(backend))
+            if at_once and str(backend) != dist.Backend.GLOO:
+                connected_at_once(made[0].group_name)
         return made
 
     c10d._object_to_tensor = _object_to_tensor
@@ -81,9 +84,14 @@ def serve_scripts() -> None:
     for module in modules:
         module.is_nccl_available = lambda: True
         module.is_gloo_available = lambda: True
-        for function in (all_gather_object, gather_object, scatter_object_list, monitored_barrier):
+        for function in (all_gather_object, gather_object, scatter_object_list, monitored_barrier, split_group):
             setattr(module, function.__name__, function)
     c10d.ProcessGroup.monitored_barrier = monitored_barrier
+
+
+def _is_connected_at_once() -> bool:
+    """Groups are made from the communicator of all ranks, if there is one already (`init_process_group` with a device)."""
+    return dist.is_initialized() and is_connected(dist.distributed_c10d._get_default_group().group_name)
 
 
 def _object_to_tensor(
@@ -153,6 +161,27 @@ def scatter_object_list(
     if scatter_object_input_list:
         objects = scatter_object_input_list
         scatter_object_output_list[0] = objects[dist.get_rank(group) % len(objects)]
+
+
+def split_group(
+    parent_pg: Any = None,
+    split_ranks: list[list[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **_: Any,
+) -> Any:
+    """A new group of those ranks of the parent that this rank is split off with; None if it is with none of them."""
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    if not _is_connected_at_once():
+        raise RuntimeError("No device associated with the default pg, not safe to split any process groups")
+    members = dist.get_process_group_ranks(parent_pg)
+    for ranks in split_ranks:
+        chosen = sorted(members[rank] for rank in ranks)
+        if dist.get_rank() in chosen:
+            return dist.new_group(chosen, timeout, use_local_synchronization=True, group_desc=group_desc)
+    return None
 
 
 def monitored_barrier(group: Any = None, *_: Any, **__: Any) -> None:

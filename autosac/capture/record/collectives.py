@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from autosac.capture.device.operators import per_operator
+from autosac.trace import ALONE, IN_TURN
 
 _FUNCTIONAL = {
     "all_gather_into_tensor": "all_gather",
@@ -58,6 +59,7 @@ class CollectiveCall(NamedTuple):
     asynchronous: bool
     peer: int
     functional: bool
+    alone: int = ALONE
 
     def nbytes(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
         """The message size as nccl-tests counts it (see autosac.trace.Collective)."""
@@ -117,7 +119,21 @@ def describe_collective(func: Any, args: Any) -> CollectiveCall | None:
         position = _argument(func, name)
         if kind in ("send", "recv") and position >= 0:
             peer = ranks[args[position]]
-    return CollectiveCall(kind, group.group_name, ranks, asynchronous, peer, False)
+    alone = IN_TURN if peer >= 0 and group.group_name in _connected else ALONE
+    return CollectiveCall(kind, group.group_name, ranks, asynchronous, peer, False, alone)
+
+
+_connected: set[str] = set()  # names of groups
+
+
+def connected_at_once(group_name: str) -> None:
+    """The group has its communicator from the start, and makes no others for pairs of its ranks."""
+    _connected.add(group_name)
+
+
+def is_connected(group_name: str) -> bool:
+    """Whether it has."""
+    return group_name in _connected
 
 
 _rank_cache: dict[str, tuple[int, ...]] = {}

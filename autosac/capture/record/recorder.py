@@ -27,6 +27,7 @@ from autosac.capture.record.phases import OperatorPlace, PhaseTracker
 from autosac.capture.record.signatures import SignatureTable, Work, is_attention, operator_name
 from autosac.capture.record.storages import StorageTable
 from autosac.trace import (
+    ALONE,
     Collective,
     EmptyCache,
     EventRecord,
@@ -101,7 +102,7 @@ class Recorder:
         self.cleared: Callable[[int], None] = lambda first: None
         self._additions: EngineAdditions | None = None
         self._work = 0
-        self._batch = -1
+        self._batch = ALONE
         self._wrappers = 0  # of the call whose operators come next
         self._work_of_storage: dict[int, int] = {}
 
@@ -344,7 +345,7 @@ class Recorder:
         self._batch = self._work
 
     def end_batch(self) -> None:
-        self._batch = -1
+        self._batch = ALONE
 
     @property
     def in_batch(self) -> bool:
@@ -413,7 +414,7 @@ class Recorder:
                 asynchronous=call.asynchronous,
                 work=work,
                 peer=call.peer,
-                batch=self._batch,
+                batch=self._batch if self.in_batch else call.alone,
                 signature=signature,
                 module=place.module,
                 phase=place.phase,

@@ -129,7 +129,7 @@ def _translated(row: Any, storage: Translation, event: Translation, work: Transl
     if kind is Collective:
         return row._replace(
             work=work(row.work),
-            batch=work(row.batch),
+            batch=work(row.batch) if row.batch >= 0 else row.batch,
             inputs=tuple(map(storage, row.inputs)),
             outputs=tuple(map(storage, row.outputs)),
         )
