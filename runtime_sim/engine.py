@@ -125,33 +125,40 @@ class Execution:
         """
         points, resume, launched = self.program.points[rank], self.resume[rank], self._launched[rank]
         stream, end, depth = self.program.stream, self.end, self.queue_depth
+        latency_ms, released_by = self.launch_latency_ms, self.last_released[rank]
+        issue, pending, heap = self.issue, self._pending, self._heap
         cursor, host_ms = self.cursor[rank], self.host_ms[rank]
-        waits: tuple[int, ...]
         while cursor < len(points):
             cost_ms, item, waits, sync_ms, _ = points[cursor]
             if not paid:
                 host_ms += cost_ms
-            if item >= 0:
-                queue = launched[stream[item]]
-                if len(queue) >= depth:
-                    room = queue[-depth]
-                    waits = () if end[room] >= 0 else (room,)
-            if waits:
-                unfinished = {i for i in waits if end[i] < 0}
-                if unfinished:
-                    self.host_waits[rank] = unfinished
-                    for other in unfinished:
-                        self._waiting_hosts.setdefault(other, []).append(rank)
-                    break
             paid = False
             if item >= 0:
+                queue = launched[stream[item]]
+                if len(queue) >= depth and end[room := queue[-depth]] < 0:
+                    self._wait(rank, {room})
+                    break
                 queue.append(item)
-                self._launch(item, host_ms + self.launch_latency_ms, self.last_released[rank])
+                launch_ms = issue[item] = host_ms + latency_ms
+                self.released_by[item] = released_by
+                left = pending[item] = pending[item] - 1
+                if not left:
+                    heappush(heap, (launch_ms, item, _ISSUE))
             else:
+                unfinished = {i for i in waits if end[i] < 0} if waits else None
+                if unfinished:
+                    self._wait(rank, unfinished)
+                    break
                 host_ms += sync_ms
             resume[cursor] = host_ms
             cursor += 1
         self.cursor[rank], self.host_ms[rank] = cursor, host_ms
+
+    def _wait(self, rank: int, unfinished: set[int]) -> None:
+        """A host waits for items."""
+        self.host_waits[rank] = unfinished
+        for other in unfinished:
+            self._waiting_hosts.setdefault(other, []).append(rank)
 
     def _release_hosts(self, item: int, now: float) -> None:
         for rank in self._waiting_hosts.pop(item):
@@ -161,13 +168,6 @@ class Execution:
                 if now > self.host_ms[rank]:
                     self.host_ms[rank], self.last_released[rank] = now, item
                 self._run_host(rank, paid=True)
-
-    def _launch(self, item: int, issue_ms: float, released_by: int) -> None:
-        self.issue[item] = issue_ms
-        self.released_by[item] = released_by
-        self._pending[item] -= 1
-        if not self._pending[item]:
-            heappush(self._heap, (issue_ms, item, _ISSUE))
 
     # ---- items ---------------------------------------------------------------------------------------------
 
@@ -193,11 +193,11 @@ class Execution:
             self._running[slot] = -1
             self._freed[slot] = item
             self._contended[slot] = None
-            if not slot % 3:
+            if not slot % 3 and self._active[slot // 3]:
                 self._disturbed[slot // 3] = None
         for follower in self._followers[item]:
-            pending[follower] -= 1
-            if not pending[follower]:
+            left = pending[follower] = pending[follower] - 1
+            if not left:
                 if issue[follower] > now:
                     heappush(self._heap, (issue[follower], follower, _ISSUE))
                 else:
@@ -211,16 +211,18 @@ class Execution:
             waiting = self._waiting[slot]
             if not waiting or self._running[slot] >= 0:
                 continue
-            item = waiting[0] if len(waiting) == 1 else min(waiting, key=self._priority)
-            waiting.remove(item)
+            if len(waiting) == 1:
+                item = waiting.pop()
+            else:
+                item = min(waiting, key=self._priority)
+                waiting.remove(item)
             self.start[item] = now
             if self._ready[item] < now:
                 self.freed_by[item] = self._freed[slot]
             self._running[slot] = item
             self._since[item] = now
-            rank, engine = divmod(slot, 3)
-            if engine == 0:
-                self._disturbed[rank] = None
+            if not slot % 3 and self._active[slot // 3]:
+                self._disturbed[slot // 3] = None
             else:
                 self._set_rate(item, 1.0, now)
         self._contended.clear()
@@ -261,11 +263,14 @@ class Execution:
             active, item = self._active[rank], running[3 * rank]
             if item >= 0:
                 slowest = 1.0
-                for number in active:
-                    slowest = max(slowest, self.program.slowdowns[item][transfers[number].inter_node])
+                if active:
+                    slowdowns = self.program.slowdowns[item]
+                    for number in active:
+                        slowest = max(slowest, slowdowns[transfers[number].inter_node])
                 self._set_rate(item, 1.0 / slowest, now)
             if active:
                 touched.update(active)
+        self._disturbed.clear()
         if self._reshared:
             touched.update(self._share())
         for number in touched:
@@ -273,7 +278,6 @@ class Execution:
             if transfer.slowdown > 1 and any(running[3 * rank] >= 0 for rank in transfer.ranks):
                 slowdown *= transfer.slowdown
             self._set_rate(count + number, 1.0 / slowdown, now)
-        self._disturbed.clear()
 
     def _share(self) -> dict[int, None]:
         """Divide the links where transfers began or ended. The transfers that may be faster or slower now."""

@@ -7,8 +7,10 @@ allocator. Those that change numbers by more than the order of a sum are marked,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from autosac.capture.process.server import CaptureServer
 from autosac.errors import AutosacError, InfeasibleError
@@ -23,6 +25,7 @@ from autosac.simulation import TITAN_ALLOCATOR
 from autosac.titan.version import has_python_jobs
 from autosac.trace import TraceInfo
 
+T = TypeVar("T")
 # Less than this is not worth a change of the job.
 _WORTH = 1.001
 # From this share of the step on the host limits it.
@@ -121,20 +124,31 @@ def pull(
     those that help. What a job cannot do is said in the row of the lever. `own`: the job's plan, or that there is none; then a
     lever may be what makes the job fit.
     """
-    puller = _Puller(job, goal, server, own, confidence, all_stages)
-    levers = tuple(levers_of(puller.info(), job, goal))
-    if extent != "all":
-        levers = tuple(lever for lever in levers if lever.quick and extent == "quick")
-    parts = Parts(job.progress, "lever", len(levers))
-    found = [puller.pull((lever,)) for lever in parts.each(levers)]
-    if extent == "all":
-        rate = 0.0 if isinstance(own, InfeasibleError) else own.simulation.throughput.tokens_per_second
-        found += combined(found, rate, puller.pull)
+    with contextlib.ExitStack() as folders:
+        puller = _Puller(job, goal, server, own, confidence, all_stages, folders)
+        levers = tuple(levers_of(puller.info(), job, goal))
+        if extent != "all":
+            levers = tuple(lever for lever in levers if lever.quick and extent == "quick")
+        parts = Parts(job.progress, "lever", len(levers))
+        found = [plan() for plan in parts.each(one_ahead(puller.begin((lever,)) for lever in levers))]
+        if extent == "all":
+            rate = 0.0 if isinstance(own, InfeasibleError) else own.simulation.throughput.tokens_per_second
+            found += combined(found, rate, lambda together: puller.begin(together)())
     return tuple(sorted(found, key=lambda pulled: -pulled.tokens_per_second))
 
 
+def one_ahead(items: Iterable[T]) -> Iterator[T]:
+    """The items, each after the next one has been made."""
+    items = iter(items)
+    for item in items:
+        for following in items:
+            yield item
+            item = following
+        yield item
+
+
 class _Puller:
-    """Plans the job with some levers pulled."""
+    """Plans the job with some levers pulled. What captures need lies in `folders`."""
 
     def __init__(
         self,
@@ -144,9 +158,10 @@ class _Puller:
         own: Planned | InfeasibleError,
         confidence: Confidence | None,
         all_stages: bool,
+        folders: contextlib.ExitStack,
     ) -> None:
         self._job, self._goal, self._server, self._own, self._confidence = job, goal, server, own, confidence
-        self._all_stages = all_stages
+        self._all_stages, self._folders = all_stages, folders
         self._beside = ("none", "full") if _waits_for_host(own) else ("none",)
 
     def info(self) -> TraceInfo:
@@ -157,24 +172,32 @@ class _Puller:
             captures = captures_of(self._job, self._server, folder, ("none",), all_stages=False, beside=("none",))
             return captures[0].observed().trace.info
 
-    def pull(self, levers: Sequence[Lever]) -> Pulled:
-        """The plan with these levers."""
+    def begin(self, levers: Sequence[Lever]) -> Callable[[], Pulled]:
+        """Begin the captures of the job with these levers; the answer plans."""
         job, goal = self._job, replace(self._goal, confirm=False, changes=False)
         for lever in levers:
             job, goal = lever.job(job), lever.goal(goal)
         # With nothing but the loss in chunks, the plan to compete with is there.
         plain = (self._own,) if job == self._job and goal.offload == self._goal.offload else None
+        folder = self._folders.enter_context(temporary_folder())
         try:
-            with temporary_folder() as folder:
-                captures = captures_of(
-                    job, self._server, folder, ("none",), all_stages=self._all_stages, beside=self._beside
-                )
-                (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), self._confidence, plain)
+            captures = captures_of(
+                job, self._server, folder, ("none",), all_stages=self._all_stages, beside=self._beside
+            )
         except AutosacError as e:
-            return Pulled(levers=tuple(levers), failure=str(e))
-        if isinstance(planned, InfeasibleError):
-            return Pulled(levers=tuple(levers), failure=str(planned))
-        return Pulled(levers=tuple(levers), planned=planned)
+            failed = Pulled(levers=tuple(levers), failure=str(e))
+            return lambda: failed
+
+        def plan() -> Pulled:
+            try:
+                (planned,) = plans_with_loss(captures, goal, (goal.budget_bytes,), self._confidence, plain)
+            except AutosacError as e:
+                return Pulled(levers=tuple(levers), failure=str(e))
+            if isinstance(planned, InfeasibleError):
+                return Pulled(levers=tuple(levers), failure=str(planned))
+            return Pulled(levers=tuple(levers), planned=planned)
+
+        return plan
 
 
 def _waits_for_host(own: Planned | InfeasibleError) -> bool:

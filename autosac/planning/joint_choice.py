@@ -33,18 +33,19 @@ StepOf = Callable[[Sequence[Simulation]], float]
 
 
 class JointSteps:
-    """The steps of combinations of simulated stages (ms), each executed once; the pipeline of the shortest is kept."""
+    """The steps of combinations of simulated stages (ms), each executed once; the last pipeline that is told of is kept."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], float] = {}
         self._held: list[tuple[Simulation, ...]] = []  # so that no number stands for two simulations
         self._last: Pipeline | None = None
 
-    def step_ms(self, stages: Sequence[Simulation]) -> float:
-        """The step of all stages together."""
+    def step_ms(self, stages: Sequence[Simulation], *, is_beside: bool = False) -> float:
+        """The step of all stages together. `is_beside`: no more than this is told of it."""
         key = tuple(map(id, stages))
         if key not in self._known:
-            self._known[key] = self.pipeline(stages).timeline.makespan_ms
+            pipeline = Pipeline(stages=tuple(stages)) if is_beside else self.pipeline(stages)
+            self._known[key] = pipeline.timeline.makespan_ms
             self._held.append(tuple(stages))
         return self._known[key]
 

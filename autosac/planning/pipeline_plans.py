@@ -31,7 +31,7 @@ from autosac.planning.closed_loop import (
 )
 from autosac.planning.joint_choice import JointSteps, agreeing, choose, is_dominated
 from autosac.planning.joint_prices import JointPrices
-from autosac.planning.stage_plans import join_plans
+from autosac.planning.stage_plans import join_plans, joint_predictions
 from autosac.progress import Parts
 from autosac.quantities import format_ms
 
@@ -213,22 +213,21 @@ class _Pipeline:
 
     def _compete(self, chosen: Sequence[Candidate]) -> bool:
         """Let the baselines compete, as plans, that fit and may make the step of all stages shorter; whether there are any.
-        Waits for the baselines, and does meanwhile what is to be done with those that are there.
+        Waits for those of stages that recompute anything, and does meanwhile what is to be done with those that are there.
         """
         before = sum(len(stage.pool) for stage in self._stages)
         ranks = [candidate.simulation.trace.info.rank for candidate in chosen]
         self._step_of_all(_NONE)
         for stage, candidate in zip(self._stages, chosen, strict=True):
+            if not candidate.plan.units:
+                continue
             for name, baseline in stage.loop.baselines.items():
                 baseline.work_ahead()
-                if (
-                    candidate.plan.units  # else nothing is recomputed
-                    and baseline.peak_bytes(self._goal.budget_kind) <= self._goal.budget_bytes
-                    and not is_dominated(baseline, [c.simulation for c in stage.pool], ranks)
+                if baseline.peak_bytes(self._goal.budget_kind) <= self._goal.budget_bytes and not is_dominated(
+                    baseline, [c.simulation for c in stage.pool], ranks
                 ):
                     stage.loop.search.verify_as(self._goal, name, baseline)
-            if candidate.plan.units:
-                self._collect(stage)
+            self._collect(stage)
         return sum(len(stage.pool) for stage in self._stages) > before
 
     def _unconfirmed(self, chosen: Sequence[Candidate]) -> list[_Stage]:
@@ -253,8 +252,9 @@ class _Pipeline:
 
     def _faster(self, chosen: Sequence[Candidate]) -> Planned:
         """The plan of all stages, or the job's own checkpointing if the step is shorter under that."""
-        own_ms = self._own_ms()  # first: of executed steps the last one is kept, and told of
+        # First, while baselines are still captured.
         step_ms = self._step_ms([self._captured(*pair) for pair in zip(self._stages, chosen, strict=True)])
+        own_ms = self._own_ms()
         own = self._own() if is_faster(own_ms, step_ms) else None
         if own is None:
             return self._joined(chosen)
@@ -268,7 +268,7 @@ class _Pipeline:
 
     def _step_of_all(self, name: str) -> float:
         """The step of all stages under a baseline."""
-        return self._steps.step_ms([stage.loop.baselines[name] for stage in self._stages])
+        return self._steps.step_ms([stage.loop.baselines[name] for stage in self._stages], is_beside=True)
 
     def _own(self) -> tuple[Candidate, ...] | None:
         """The job's own checkpointing in all stages, if it fits and may be a plan."""
@@ -291,8 +291,10 @@ class _Pipeline:
     def _joined(self, chosen: Sequence[Candidate], why_own: str = "") -> Planned:
         """The plan of all stages, with what is worth telling of it. `why_own`: why it is the job's own checkpointing."""
         captured = [self._captured(stage, c) for stage, c in zip(self._stages, chosen, strict=True)]
+        baselines = [stage.loop.baselines for stage in self._stages]
+        joint_predictions(baselines, self._steps)  # after that it is known which of them fail
         planned = [self._planned_stage(stage, c) for stage, c in zip(self._stages, captured, strict=True)]
-        joined = join_plans(planned, [stage.loop.baselines for stage in self._stages], self._steps)
+        joined = join_plans(planned, baselines, self._steps)
         assert isinstance(joined, Planned)
         if why_own:
             return replace(joined, notes=(*joined.notes, own_note(chosen[0].mirrors, why_own)))

@@ -56,16 +56,26 @@ def join_plans(
 def joint_predictions(
     baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps | None = None
 ) -> dict[str, Prediction]:
-    """What is shown of the policies that all stages can run under."""
+    """What is shown of the policies that all stages can run under. Waits for their captures, and does meanwhile what is to be
+    done with those that are there.
+    """
     steps = steps or JointSteps()
-    names = [name for name in baselines[0] if all(name in stage for stage in baselines)]
-    return {name: _prediction([stage[name] for stage in baselines], steps) for name in names}
+    found = {}
+    for name in baselines[0]:
+        stages: list[Simulation] = []
+        for stage in baselines:
+            if name in stage:
+                stages.append(stage[name])
+                stages[-1].work_ahead()
+        if len(stages) == len(baselines):
+            found[name] = _prediction(stages, steps)
+    return found
 
 
 def _prediction(stages: Sequence[Simulation], steps: JointSteps) -> Prediction:
     """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself."""
     return Prediction(
-        step_ms=steps.step_ms(stages),
+        step_ms=steps.step_ms(stages, is_beside=True),
         peak_active_bytes=max(stage.peak_active_bytes for stage in stages),
         peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in stages),
         fits=all(stage.fits for stage in stages),

@@ -167,7 +167,7 @@ def _decode_events(document: dict[str, Any]) -> tuple[Event, ...]:
     if Counter(order) != Counter({i: len(rows) for i, rows in enumerate(queues) if rows}):
         raise ValueError("events are missing")
     iterators = [iter(rows) for rows in queues]
-    return tuple(next(iterators[i]) for i in order)
+    return tuple(map(next, map(iterators.__getitem__, order)))
 
 
 def _encode(trace: Trace) -> dict[str, Any]:

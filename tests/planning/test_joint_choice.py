@@ -115,6 +115,16 @@ def test_no_combination_is_shorter(parts: int, seed: int) -> None:
     assert steps.step_ms([c.simulation for c in chosen]) == pytest.approx(shortest_ms(stages), rel=2e-6)
 
 
+def test_a_step_beside_others_is_not_kept() -> None:
+    """The pipeline that is told of stays the one that was executed before; the step itself is known from then on."""
+    first, second = ([c.simulation for c in combination] for combination in zip(*stages_of(1, 1, 2), strict=True))
+    steps = JointSteps()
+    told = steps.pipeline(first)
+    step_ms = steps.step_ms(second, is_beside=True)
+    assert step_ms == Pipeline(stages=tuple(second)).timeline.makespan_ms == steps.step_ms(second)
+    assert steps.pipeline(first) is told
+
+
 def test_descent_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends where no stage alone can do better."""
     stages = stages_of(1, 2, 4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autosac.errors import InfeasibleError
-from autosac.jobs.levers import Lever, Pulled, combined, levers_of, pull
+from autosac.jobs.levers import Lever, Pulled, combined, levers_of, one_ahead, pull
 from autosac.jobs.titan import TitanJob
 from autosac.memory_sim import AllocatorConfig
 from autosac.planning.closed_loop import Goal
@@ -137,7 +137,10 @@ def planned(host_ms: float, checkpointing: str = "") -> Any:
     return SimpleNamespace(
         plan=SimpleNamespace(settings=SimpleNamespace(job_checkpointing=checkpointing)),
         simulation=SimpleNamespace(
-            trace=SimpleNamespace(info=INFO), step_ms=100.0, breakdown=SimpleNamespace(host_bound_ms=host_ms)
+            trace=SimpleNamespace(info=INFO),
+            step_ms=100.0,
+            breakdown=SimpleNamespace(host_bound_ms=host_ms),
+            throughput=SimpleNamespace(tokens_per_second=1.0),
         ),
     )
 
@@ -171,3 +174,34 @@ def test_what_levers_compete_with(own: Any, names: tuple[str, ...], monkeypatch:
         ("local batch 2, 2 microbatches", "none with it"),
     ]
     assert set(asked) == {(False, names)} and len(asked) == 2 + isinstance(own, InfeasibleError)
+
+
+def test_a_levers_captures_begin_before_the_one_before_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture process need not wait for a plan: while one lever is planned, the next one is captured; no further ones."""
+    done: list[str] = []
+
+    def captures_of(job: TitanJob, *_: Any, **__: Any) -> str:
+        done.append(f"captured with {' '.join(job.overrides[1:2])}")
+        return f"planned with {' '.join(job.overrides[1:2])}"
+
+    def no_plan(captures: str, *_: Any) -> tuple[InfeasibleError]:
+        done.append(captures)
+        return (InfeasibleError("none with it"),)
+
+    monkeypatch.setattr("autosac.jobs.levers.captures_of", captures_of)
+    monkeypatch.setattr("autosac.jobs.levers.plans_with_loss", no_plan)
+    server: Any = None
+    settings = {"training.global_batch_size": "64"}
+    info = replace(INFO, job_settings=settings, compiled=True)  # the only levers are the microbatches' sizes
+    own = planned(host_ms=0.0)
+    own.simulation.trace.info = info
+    pull(server, JOB, replace(GOAL, chunk_loss=True), own, "all", all_stages=False)
+    assert done == [
+        "captured with 8",
+        "captured with 2",
+        "planned with 8",
+        "captured with 1",
+        "planned with 2",
+        "planned with 1",
+    ]
+    assert list(one_ahead([])) == [] and list(one_ahead([1, 2, 3])) == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -169,3 +170,54 @@ def test_what_is_not_as_derived_is_planned_again(make_job: MakeJob, monkeypatch:
     assert planned.plan.predictions["autosac"].step_ms == pytest.approx(shortest_ms(jobs, int(4.1 * MIB)))
     assert planned.plan.predictions["autosac"].recompute_ms > 0
     assert "every stage: derived steps were not as captured ones: every plan was captured" in planned.notes
+
+
+class Asked(UserDict[str, Simulation]):
+    """Baselines that note in `asked` which of them are asked for."""
+
+    def __init__(self, baselines: dict[str, Simulation], rank: int, asked: list[Any]) -> None:
+        super().__init__(baselines)
+        self.rank, self.asked = rank, asked
+
+    def __getitem__(self, name: str) -> Simulation:
+        self.asked.append((self.rank, name))
+        return super().__getitem__(name)
+
+
+class Confirming(Deceived):
+    """A derivation whose steps are as captured; `asked` notes when one is confirmed."""
+
+    def __init__(self, job: Any, asked: list[Any]) -> None:
+        super().__init__(job)
+        self.is_wrong, self.asked = False, asked
+
+    def is_derived(self, _: Simulation) -> bool:
+        """All are."""
+        return True
+
+    def confirm(self, *_: Any) -> bool:
+        """It is as it was derived."""
+        self.asked.append("confirmed")
+        return True
+
+
+def test_a_plan_is_confirmed_before_baselines_that_are_only_shown_are_waited_for(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second stage fits without checkpointing: its full checkpointing cannot compete, and may come when the first stage's
+    plan is confirmed; the first stage's competes before.
+    """
+    jobs, asked = [make_job(LAYERS), make_job(LAYERS, rank=1)], list[Any]()
+    light = jobs[1].observed()
+    hardware = replace(light.target.hardware, more_active_bytes=-10 * MIB)
+    light = replace(light, target=replace(light.target, hardware=hardware))
+    jobs[1].observed = lambda: light
+    for rank, job in enumerate(jobs):
+        full = job.under(Planner(job.observed(), goal(4.1)).smallest())
+        baselines = Asked({"none": job.observed(), "full": full}, rank, asked)
+        job.baselines = lambda baselines=baselines: baselines
+    given = iter([Confirming(job, asked) for job in jobs])
+    monkeypatch.setattr(closed_loop, "derivation_for", lambda *_: next(given))
+    (planned,) = make_pipeline_plans(jobs, goal(4.1), (int(4.1 * MIB),))
+    assert isinstance(planned, Planned) and planned.plan.units and "full" in planned.plan.predictions
+    assert asked.index((0, "full")) < asked.index("confirmed") < asked.index((1, "full"))
