@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"\b[XYZR]\d?_?BLOCK\b")
 _ROW_BLOCK, _TILE = (
     8,
     32,
-)  # rows of a block, and the side of a tile, as Inductor's heuristics choose them for large kernels
+)  # rows of a block, and the side of a tile, that Inductor's heuristics choose for large kernels
 
 
 class Instructions(NamedTuple):
@@ -80,9 +80,7 @@ def arithmetic(source: str, sizes: Mapping[str, int]) -> Instructions:
 
 
 def _times(along: frozenset[str], axes: Mapping[str, int], block: int) -> int:
-    """How often an operation runs whose value differs along these axes: once for each block of the others, but for that of
-    a row, which is as long as the row.
-    """
+    """How often an operation runs whose value differs along these axes: once for each block of the others. A row is one."""
     others = math.prod(size for axis, size in axes.items() if axis not in along and axis != "r")
     return math.prod(axes.get(axis, 1) for axis in along) * max(1, others // block) if along else 0
 
