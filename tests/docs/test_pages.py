@@ -68,7 +68,7 @@ def test_options_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> No
         "--no-deps", "--no-index", "--target", "--only-binary", "--python-version", "--platform", "--durations",  # pip, pytest
         "--splits", "--small", "--polish", "--unseen", "--held-out", "--repeat", "--page", "--data", "--full-precision",
         "--plans", "--casts", "--shards", "--slow-products", "--pipelines", "--on", "--family", "--compiled",  # benchmarks
-        "--frontend", "--fit", "--phase",  # benchmarks
+        "--frontend", "--fit", "--phase", "--all",  # benchmarks
         "--help", "--version", "--its", "--own", "--arguments",  # any program
     }  # fmt: skip
     known = set(others)

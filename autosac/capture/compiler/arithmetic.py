@@ -19,10 +19,8 @@ from typing import NamedTuple
 
 _HEAD = re.compile(r"^def [\w.]+\(", re.M)
 _BLOCK = re.compile(r"\b[XYZR]\d?_?BLOCK\b")
-_ROW_BLOCK, _TILE = (
-    8,
-    32,
-)  # rows of a block, and the side of a tile, that Inductor's heuristics choose for large kernels
+# Rows of a block, and the side of a tile, that Inductor's heuristics choose for large kernels.
+_ROW_BLOCK, _TILE = 8, 32
 
 
 class Instructions(NamedTuple):
