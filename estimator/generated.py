@@ -86,7 +86,7 @@ class GeneratedKernels:
         return Estimate(launch_us * 1e-3 + seconds * 1e3, f"generated:{kind}", _REL_STD)
 
     def _computing_s(self, signature: Signature) -> float:
-        """Double precision has half as many units, and next to none on GPUs that are not made for it."""
+        """Double precision has half as many units, and next to none on GPUs that are not made for it (not measured there)."""
         single, special, double = (_count(signature, name, 0) for name in ("single", "special", "double"))
         rate = self._hardware.peak_flops("float32") / 2
         return (single + SPECIAL * special) / rate + double / min(rate / 2, self._hardware.peak_flops("float64") / 2)
