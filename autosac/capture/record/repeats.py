@@ -19,6 +19,7 @@ from typing import Any
 from autosac.capture.device import device as simulated
 from autosac.capture.record.recorder import Extent, Recorder
 from autosac.trace import (
+    IN_TURN,
     Alloc,
     Call,
     Collective,
@@ -35,7 +36,7 @@ from autosac.trace import (
     WorkWait,
 )
 
-_FIRST_MADE = -2  # -1 is no number at all
+_FIRST_MADE = IN_TURN - 1  # `ALONE`, which is -1 for no number at all, and `IN_TURN` stay what they are
 _FIRST_GIVEN = -(1 << 40)
 _FIRST_BEFORE = -(1 << 50)
 _FIRST_HELD = -(1 << 60)
@@ -129,7 +130,7 @@ def _translated(row: Any, storage: Translation, event: Translation, work: Transl
     if kind is Collective:
         return row._replace(
             work=work(row.work),
-            batch=work(row.batch) if row.batch >= 0 else row.batch,
+            batch=work(row.batch),
             inputs=tuple(map(storage, row.inputs)),
             outputs=tuple(map(storage, row.outputs)),
         )
