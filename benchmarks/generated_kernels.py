@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autosac.capture.compiler.arithmetic import Instructions
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator.generated import GeneratedKernels
@@ -38,7 +39,6 @@ _RESULTS = Path(__file__).parent / "gpu" / "results" / "h200-2026-11-26"
 _GPU = "h200-sxm-141gb"
 _CASES = (1, 2, 3)
 _TYPES = {"c10::BFloat16": "bfloat16", "c10::Float8_e4m3fn": "float8_e4m3fn", "float": "float32", "long int": "int64"}
-_INSTRUCTIONS = ("single", "special", "double")
 
 Key = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
 
@@ -99,7 +99,7 @@ def compared(times: dict[Key, list[float]], trace: Trace) -> Iterator[Kernel]:
     for key, found in times.items():
         if len(same := signatures.get(key, set())) == 1:
             (signature,) = same
-            alone = tuple((name, value) for name, value in signature.arguments if name not in _INSTRUCTIONS)
+            alone = tuple((name, value) for name, value in signature.arguments if name not in Instructions._fields)
             prices = model.estimate([signature._replace(arguments=alone), signature])
             bytes_us, priced_us = (1e3 * price.ms for price in prices if price is not None)
             yield Kernel(key, len(found), median(found), bytes_us, priced_us)
