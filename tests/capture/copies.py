@@ -20,8 +20,8 @@ from autosac.simulation import Target, simulation_of
 # Reads a folder, the name of a habit and requests from each line, and answers each line with one. Each request is captured
 # twice by a child, whole and with microbatches copied; it notes how often a method (owner and name are given) runs each time.
 # The exit code of one that has to be captured whole is that of the capture process. Habits are those of models that do more in
-# later forwards: "counting" counts them in the model, and does more in each fifth one; "growing from 5" counts them elsewhere,
-# and does more from the fifth on; "remembering" keeps a result with its graph.
+# later forwards: "counting" counts them in the model, and does more in each fifth one; "growing from 4" counts them elsewhere,
+# and does more from the fourth on; "returning" does more in its sixth backward; "remembering" keeps a result with its graph.
 PROGRAM = """
 import json, os, pkgutil, sys, torch
 from dataclasses import replace
@@ -52,15 +52,20 @@ def remembering(model, _, output):
     if type(model).__name__ == "Transformer":
         model.last = output.float().mean()  # with its graph
 
-def growing_from(first):
-    def growing(model, _, output):
-        if type(model).__name__ == "Transformer":
-            calls[0] += 1
-            return output * 1.0 if calls[0] >= first else output
-    return growing
+def growing(model, _, output):
+    if type(model).__name__ == "Transformer":
+        calls[0] += 1
+        return output * 1.0 if calls[0] >= 4 else output
 
-habits = {"counting": counting, "remembering": remembering}
-habits |= {f"growing from {first}": growing_from(first) for first in (4, 5)}
+def more(gradient):
+    calls[0] += 1
+    return gradient * 1.0 if calls[0] == 6 else gradient
+
+def returning(model, _, output):
+    if type(model).__name__ == "Transformer" and output.requires_grad:
+        output.register_hook(more)
+
+habits = {"counting": counting, "remembering": remembering, "growing from 4": growing, "returning": returning}
 for line in sys.stdin:
     folder, habit, *requests = json.loads(line)
     folder = Path(folder)

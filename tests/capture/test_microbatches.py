@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from tests.capture.copies import Both, capturing_both, requests_under_plans
 pytestmark = pytest.mark.skipif(has_python_jobs(), reason="the jobs are TorchTitan 0.2's")
 
 MICROBATCHES, STEPS = 6, 2
-RUN = 4  # of each step: the first three and the last
+RUN = 3 + 4  # of both steps: the first two and the last, then the first three and the last
 ALWAYS = ("--parallelism.fsdp_reshard_after_forward", "always")
 DEEPSEEK = ("--model.name", "deepseek_v3")
 
@@ -92,30 +93,31 @@ REQUESTS = {
     "1F1B, CP": request("1F1B", 0, more=("--parallelism.context_parallel_degree", "2"), context=2),
     "1F1B, experts": request("1F1B", 0, more=DEEPSEEK),
 }
-# With parameters that forwards free: how many of 12 microbatches run. Beside the first and the last there are two of each kind
-# of forward (after a forward, after a backward) and of backward (after either, of either kind of forward):
+# With parameters that forwards free: how many of 12 microbatches run in the first step, and in the recorded one. Beside the
+# first and the last there is one, in the recorded step there are two, of each kind of forward (after a forward, after a
+# backward) and of backward (after either, of either kind of forward):
 # - 1F1B, of two stages: F0 F1 B0 F2 B1 ... F11 B10 B11. One forward comes after another one, F1; then F2 and F3, of which the
 #   backwards come after forwards. Of the last stage, F0 B0 F1 B1 ..., all are alike.
 # - GPipe: all forwards are alike, and all backwards.
 # - LoopedBFS, two stages a rank: as GPipe, but backwards come last microbatch first, so 10 and 9 are compared.
 # - Interleaved1F1B: both stages of a rank have parts of most kinds; the first rank one kind of which there is a single part.
 FREED = {
-    "1F1B, first": (request("1F1B", 0, sharding=2, more=ALWAYS, count=12), 5),
+    "1F1B, first": (request("1F1B", 0, sharding=2, more=ALWAYS, count=12), 4 + 5),
     "1F1B, last, selective": (
         request("1F1B", 1, sharding=2, more=ALWAYS, count=12, checkpointing="selective-op"),
-        4,
+        3 + 4,
     ),
-    "1F1B, TP, full": (request("1F1B", 0, sharding=2, tensor=2, more=ALWAYS, count=12, checkpointing="full"), 5),
-    "GPipe, observed": (request("GPipe", 0, sharding=2, more=ALWAYS, count=12, observe=True), 4),
-    "Interleaved1F1B": (request("Interleaved1F1B", 0, sharding=2, more=ALWAYS, layers=None, count=12), 14),
+    "1F1B, TP, full": (request("1F1B", 0, sharding=2, tensor=2, more=ALWAYS, count=12, checkpointing="full"), 4 + 5),
+    "GPipe, observed": (request("GPipe", 0, sharding=2, more=ALWAYS, count=12, observe=True), 3 + 4),
+    "Interleaved1F1B": (request("Interleaved1F1B", 0, sharding=2, more=ALWAYS, layers=None, count=12), 10 + 14),
     "Interleaved1F1B, last, full": (
         request("Interleaved1F1B", 1, sharding=2, more=ALWAYS, layers=None, count=12, checkpointing="full"),
-        11,
+        8 + 11,
     ),
-    "LoopedBFS": (request("LoopedBFS", 0, sharding=2, more=ALWAYS, layers=None, count=12), 12),
+    "LoopedBFS": (request("LoopedBFS", 0, sharding=2, more=ALWAYS, layers=None, count=12), 8 + 12),
     "1F1B, accumulated": (
         request("1F1B", 0, sharding=2, more=(*ALWAYS, "--training.global_batch_size", "48"), count=12),
-        10,
+        8 + 10,
     ),
 }
 WHOLE = {
@@ -127,13 +129,13 @@ WHOLE = {
 
 def test_copied_microbatches_change_nothing(tmp_path: Path, captured: Both) -> None:
     """Under every schedule that runs a backward in one go, of both stages, with FSDP, TP, loss parallelism and experts, and
-    under all ways of checkpointing: the traces are the same, and 4 of 6 microbatches have run.
+    under all ways of checkpointing: the traces are the same, and 3 of 6 microbatches have run, then 4.
     """
     for name, (whole, copied) in zip(REQUESTS, captured(tmp_path, tuple(REQUESTS.values())), strict=True):
         assert (name, whole.code, copied.code) == (name, 0, 0)
         assert whole.trace == copied.trace, name
         stages = whole.runs // (STEPS * MICROBATCHES)
-        assert copied.runs == stages * STEPS * RUN, name
+        assert copied.runs == stages * RUN, name
 
 
 def test_copies_of_microbatches_that_free_parameters_change_nothing(tmp_path: Path, captured: Both) -> None:
@@ -144,7 +146,7 @@ def test_copies_of_microbatches_that_free_parameters_change_nothing(tmp_path: Pa
     for (name, (_, count)), (whole, copied) in zip(FREED.items(), captured(tmp_path, requests), strict=True):
         assert (name, whole.code, copied.code) == (name, 0, 0)
         assert whole.trace == copied.trace, name
-        assert copied.runs == STEPS * count, name
+        assert copied.runs == count, name
 
 
 def test_what_is_not_alike_runs_whole(tmp_path: Path, captured: Both) -> None:
@@ -174,11 +176,28 @@ def test_models_that_remember_a_graph_run_whole(tmp_path: Path, captured: Both) 
 
 
 def test_the_last_microbatch_is_compared(tmp_path: Path, captured: Both) -> None:
-    """A model that does more from its fifth forward on, the fourth microbatch's: the last one is not as the copied ones are,
+    """A model that does more from its fourth forward on, the third microbatch's: the last one is not as the copied ones are,
     and the capture has to be made anew.
     """
-    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "growing from 5")
+    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "growing from 4")
     assert (whole.code, copied.code) == (0, AGAIN)
+
+
+def test_microbatches_of_the_recorded_step_are_compared(tmp_path: Path, captured: Both) -> None:
+    """A model that does more in one backward, that of the recorded step's third microbatch, which is compared with the second:
+    the first step has copied one of them, so the capture has to be made anew.
+    """
+    ((whole, copied),) = captured(tmp_path, [REQUESTS["1F1B, first stage"]], "returning")
+    assert (whole.code, copied.code) == (0, AGAIN)
+
+
+def test_later_cuts_compare_nothing(tmp_path: Path, captured: Both) -> None:
+    """Of a cut that is not the job's first 3 of 6 microbatches run in both steps, and the trace is that of the whole steps."""
+    asked = replace(request("1F1B", more=("--model.flavor", "8B"), layers=None), cut=1, cuts=2)
+    ((whole, copied),) = captured(tmp_path, [asked])
+    assert (whole.code, copied.code) == (0, 0)
+    assert whole.trace == copied.trace
+    assert (copied.runs, whole.runs) == (STEPS * 3, STEPS * MICROBATCHES)
 
 
 def test_plans_of_copied_microbatches(tmp_path: Path, captured: Both, capture_server: CaptureServer) -> None:
@@ -190,7 +209,7 @@ def test_plans_of_copied_microbatches(tmp_path: Path, captured: Both, capture_se
     for whole, copied in captured(tmp_path, requests):
         assert (whole.code, copied.code) == (0, 0)
         assert whole.trace == copied.trace
-        assert (copied.runs, whole.runs) == (STEPS * RUN, STEPS * MICROBATCHES)
+        assert (copied.runs, whole.runs) == (RUN, STEPS * MICROBATCHES)
 
 
 def parts(text: str) -> list[tuple[str, int]]:
@@ -211,6 +230,7 @@ def test_kinds_of_parts() -> None:
     assert freed[BACKWARD, 2] == PartKind(BACKWARD, FORWARD, BACKWARD)
     assert freed[BACKWARD, 5] == PartKind(BACKWARD, BACKWARD, BACKWARD)
     assert running_in(freed) == {0, 1, 2, 3, 5}
+    assert running_in(freed, 1) == {0, 1, 2, 5}
     kept = kinds_of(order, is_plain=True)
     assert running_in(kept) == {0, 1, 2, 5}
 

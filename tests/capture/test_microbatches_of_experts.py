@@ -31,29 +31,29 @@ expert_job = functools.partial(request, sharding=2, count=COUNT)
 # in backwards or in forwards, depending on what has run before: then there are more kinds of parts. Where Dynamo compiles
 # again in the second microbatch of the first step, that one is like no other.
 JOBS = {
-    "1F1B, full": (expert_job("1F1B", 0, more=_EXPERTS, checkpointing="full"), 8),
-    "1F1B": (expert_job("1F1B", 0, more=_EXPERTS), 10),
-    "1F1B, last": (expert_job("1F1B", 1, more=_EXPERTS), 8),
-    "1F1B, freed, full": (expert_job("1F1B", 0, more=_EXPERTS + ALWAYS, checkpointing="full"), 10),
+    "1F1B, full": (expert_job("1F1B", 0, more=_EXPERTS, checkpointing="full"), 7),
+    "1F1B": (expert_job("1F1B", 0, more=_EXPERTS), 9),
+    "1F1B, last": (expert_job("1F1B", 1, more=_EXPERTS), 7),
+    "1F1B, freed, full": (expert_job("1F1B", 0, more=_EXPERTS + ALWAYS, checkpointing="full"), 9),
     "Interleaved1F1B, full": (
         expert_job("Interleaved1F1B", 0, more=_EXPERTS, checkpointing="full", layers=None),
-        16,
+        14,
     ),
     "Interleaved1F1B, selective, observed": (
         expert_job("Interleaved1F1B", 0, more=_EXPERTS, checkpointing="selective-op", observe=True, layers=None),
-        20,
+        17,
     ),
-    "LoopedBFS, freed": (expert_job("LoopedBFS", 0, more=_EXPERTS + ALWAYS, layers=None), 24),
+    "LoopedBFS, freed": (expert_job("LoopedBFS", 0, more=_EXPERTS + ALWAYS, layers=None), 20),
     "GPipe, experts whole under TP": (
         expert_job("GPipe", 1, tensor=2, more=_EXPERTS + _WHOLE_EXPERTS, checkpointing="full"),
-        8,
+        7,
     ),
-    "1F1B, Llama 4, compiled": (expert_job("1F1B", 0, more=(*_LLAMA4, "--compile.enable"), checkpointing="full"), 8),
-    "1F1B, flex": (expert_job("1F1B", 0, more=_FLEX), 10),
-    "1F1B, flex, last, full": (expert_job("1F1B", 1, more=_FLEX, checkpointing="full"), 9),
+    "1F1B, Llama 4, compiled": (expert_job("1F1B", 0, more=(*_LLAMA4, "--compile.enable"), checkpointing="full"), 7),
+    "1F1B, flex": (expert_job("1F1B", 0, more=_FLEX), 9),
+    "1F1B, flex, last, full": (expert_job("1F1B", 1, more=_FLEX, checkpointing="full"), 8),
     "1F1B, accumulated": (
         expert_job("1F1B", 0, more=(*_EXPERTS, "--training.global_batch_size", "48"), checkpointing="full"),
-        16,
+        14,
     ),
 }
 

@@ -19,6 +19,10 @@ A later one may still differ, in a model that counts its calls. So numbers, text
 the same after both, or all microbatches run; and if the forward or the loss of the last one is another one than those that
 were copied, the capture ends with a RepetitionError, too.
 
+Only the recorded step compares two. In those before it, one microbatch of each kind is copied that leaves the modules as the
+first one does; if two of the recorded step then differ, the capture ends with a RepetitionError. Of a job's cuts
+(`autosac.induction`) only the first compares (`is_compared`): if its microbatches differ, the cuts are no family.
+
 A copied forward has no graph. If its backward then turns out to be none to copy, the capture ends with a RepetitionError and
 is made anew, whole. Schedules that split the backward of inputs from that of weights run whole, too, and so do jobs whose
 routers send every microbatch's tokens elsewhere.
@@ -36,7 +40,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosac.capture.device.mode import SimulatedDeviceMode
-from autosac.capture.jobs.copied_parts import BACKWARD, FORWARD, LOSS, Copies, Part, Stage, is_closed
+from autosac.capture.jobs.copied_parts import BACKWARD, FORWARD, LOSS, Copies, Part, Stage, is_closed, state_of
 from autosac.capture.jobs.fsdp_units import FSDPUnits, UnitsChange
 from autosac.capture.jobs.held_tensors import HeldTensor, HeldTensors
 from autosac.capture.record.recorder import Recorder
@@ -66,7 +70,8 @@ _TRIES = 4  # after so many parts of one kind that all differ, those that follow
 class _PipelineStage(Stage):
     """A stage's microbatches. `kinds`: those of all parts; `runs`: which microbatches run. `in_graphs`: what graphs of copied
     microbatches would hold beside objects of the model; `compiling`: in which microbatches Dynamo has compiled something. It
-    holds what it has compiled for, so these are like no others.
+    holds what it has compiled for, so these are like no others. `compares`: two parts that are alike make a pattern, else one
+    that leaves the modules in the first one's `state`; `uncompared`: kinds of such parts that were copied in the step before.
     """
 
     units: FSDPUnits = field(kw_only=True)
@@ -76,19 +81,30 @@ class _PipelineStage(Stage):
     runs: frozenset[int] = frozenset()
     closed: dict[int, bool] = field(default_factory=dict)
     compiling: set[int] = field(default_factory=set)
+    compares: bool = True
+    state: tuple[Any, ...] = ()
+    uncompared: frozenset[PartKind] = frozenset()
 
     def kind(self, part: str, index: int) -> PartKind:
         return _LOSSES if part == LOSS else self.kinds[part, index]
 
     def note(self, kind: PartKind, index: int, part: Part | None) -> None:
-        """A microbatch has run this kind of part, None if it cannot be copied. What two in a row have done is the pattern."""
+        """A microbatch has run this kind of part, None if it cannot be copied. What two in a row have done is the pattern.
+
+        RepetitionError if they differ, and one of them was copied in the step before.
+        """
         before = self.noted(kind)
         self.parts[kind, index] = part
-        if kind not in self.patterns and before and part is not None and before[-1] is not None:
-            if before[-1].is_like(part):
-                self.patterns[kind] = part
-            elif len(before) > _TRIES:
-                self.patterns[kind] = None
+        if kind in self.patterns:
+            return
+        trusted = not self.compares and part is not None and part.state == self.state
+        other = before[-1] if before else None
+        if trusted or (part is not None and other is not None and other.is_like(part)):
+            self.patterns[kind] = part
+        elif before and kind in self.uncompared:
+            raise RepetitionError(f"two microbatches differ in their {kind.part}")
+        elif len(before) > _TRIES and part is not None and other is not None:
+            self.patterns[kind] = None
 
     def noted(self, kind: PartKind) -> list[Part | None]:
         """The parts of this kind that have run."""
@@ -116,12 +132,17 @@ class _PipelineStage(Stage):
 
 
 class Microbatches(Copies):
-    """See the module's docstring. One for each capture; `schedule` is the job's."""
+    """See the module's docstring. One for each capture; `schedule` is the job's. `is_compared`: whether two
+    microbatches of the recorded step are.
+    """
 
-    def __init__(self, mode: SimulatedDeviceMode, recorder: Recorder, schedule: Any) -> None:
+    def __init__(
+        self, mode: SimulatedDeviceMode, recorder: Recorder, schedule: Any, *, is_compared: bool = True
+    ) -> None:
         super().__init__(mode, recorder)
         self._stages: dict[int, _PipelineStage] = {}
         self._orders = orders_of(schedule)
+        self._is_compared = is_compared
 
     def install(self) -> None:
         """Patch the pipeline stages and schedules of this process."""
@@ -146,7 +167,9 @@ class Microbatches(Copies):
         first forward returns.
         """
         table, count = self._recorder.storages, stage.chunks or 1
-        known = _PipelineStage(units=FSDPUnits(stage.submod), objects=HeldTensors(stage.submod))
+        known = _PipelineStage(
+            units=FSDPUnits(stage.submod), objects=HeldTensors(stage.submod), uncompared=self._uncompared(stage)
+        )
         self._stages[id(stage)] = known
         numbering, first = known.of(0), len(table.storages)
         numbering.storages.give(table.of_all(_opened(inputs)))
@@ -161,7 +184,17 @@ class Microbatches(Copies):
         is_plain = keeps and not (is_told and any(left.is_shared for left in held))
         known.kinds = kinds_of(order if is_told else every, is_plain)
         known.runs = running_in(known.kinds) if is_told or keeps else frozenset(range(count))
+        known.compares = len(known.runs) == count or (self._is_compared and self._recorder.log.recording)
+        if not known.compares:
+            known.runs, known.state = running_in(known.kinds, 1), state_of(stage.submod)
         return output
+
+    def _uncompared(self, stage: Any) -> frozenset[PartKind]:
+        """The kinds of a stage's parts that have been copied, but never compared with one of their kind."""
+        before = self._stages.get(id(stage))
+        if before is None or before.compares:
+            return frozenset()
+        return before.uncompared.union(kind for kind in before.patterns if isinstance(kind, PartKind))
 
     # ---- the three parts of a microbatch ----------------------------------------------------------------------------
 
@@ -196,7 +229,7 @@ class Microbatches(Copies):
         forward, backward = known.pattern(known.kind(FORWARD, index)), known.kind(BACKWARD, index)
         if forward is None or forward.units is None or forward.units.before != known.units.state():
             return False
-        if known.pattern(backward) is None and len(known.noted(backward)) > 1:
+        if known.pattern(backward) is None and len(known.noted(backward)) > known.compares:
             return False
         return not has_loss or known.pattern(_LOSSES) is not None
 
@@ -388,16 +421,16 @@ def kinds_of(order: Order, is_plain: bool) -> dict[tuple[str, int], PartKind]:
     return found
 
 
-def running_in(kinds: dict[tuple[str, int], PartKind]) -> frozenset[int]:
-    """Which microbatches run whatever they do: the first and the last of the step, the first two others of each kind of part,
-    and all that have a part of a kind of which there are less than two.
+def running_in(kinds: dict[tuple[str, int], PartKind], each: int = 2) -> frozenset[int]:
+    """Which microbatches run whatever they do: the first and the last of the step, and the first others of each kind of part,
+    so many of `each`.
     """
     last = max(index for _, index in kinds)
     members: dict[PartKind, list[int]] = {}
     for (_, index), kind in kinds.items():
         if 0 < index < last:
             members.setdefault(kind, []).append(index)
-    return frozenset((0, last)).union(*(indices[:2] for indices in members.values()))
+    return frozenset((0, last)).union(*(indices[:each] for indices in members.values()))
 
 
 def _compiled_graphs() -> int:

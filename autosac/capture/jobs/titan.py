@@ -118,7 +118,7 @@ def capture_titan(
         known = TraceInfo(parallelism=_degrees(trainer), cut=cut, compiled=compiled)
         stages.on_sent = lambda layouts: early(replace(known, stage_outputs=layouts))
         if request.repeats and routing is None:
-            _copy_microbatches(session, recorder, trainer)
+            _copy_microbatches(session, recorder, trainer, is_compared=not request.cut or request.cut < 0)
         trainer.step = 1
         trainer.metrics_processor.should_log = lambda _: False
         batches = trainer.batch_generator(trainer.dataloader)
@@ -136,12 +136,12 @@ def capture_titan(
         return recorder.trace(_info(request, config, settings, trainer, adapter.describe(config), known))
 
 
-def _copy_microbatches(session: CaptureSession, recorder: Recorder, trainer: Any) -> None:
-    """Let few of a step's microbatches run, if it has many that are alike."""
+def _copy_microbatches(session: CaptureSession, recorder: Recorder, trainer: Any, *, is_compared: bool) -> None:
+    """Let few of a step's microbatches run, if it has many that are alike. `is_compared`: see `Microbatches`."""
     if accumulates(trainer):
         AccumulatedMicrobatches(session.mode, recorder, trainer)
     if trainer.parallel_dims.pp_enabled and repeats(trainer.pp_schedule):
-        Microbatches(session.mode, recorder, trainer.pp_schedule).install()
+        Microbatches(session.mode, recorder, trainer.pp_schedule, is_compared=is_compared).install()
 
 
 def _leave_uncompiled(config: Any) -> None:
