@@ -159,7 +159,7 @@ class LearnedMatmul:
             product = matmul_shape(signature) if family(signature.name) in ("matmul", "batched_matmul") else None
             if product is None:
                 continue
-            if grouped.is_grouped(signature) and self._hardware.compute_capability[0] == 9:
+            if grouped.is_grouped(signature) and self._hardware.compute_capability[0] >= 9:
                 groups[i], product = signature, grouped.as_one(signature, product)
             unit = arithmetic(product.dtype, tf32=self._tf32)
             model = "gemm.float8" if unit == "float8" else "gemm.bfloat16"

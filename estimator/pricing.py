@@ -89,12 +89,12 @@ def default_models(hardware: Hardware, *, tf32: bool = False, conv_tf32: bool = 
     shipped: list[OperatorModel] = [StandIns(hardware)]
     if learned:
         streams = Streams(hardware)
-        shipped += [LearnedMatmul(hardware, tf32=tf32), BlockAttention(hardware), TiledAttention(hardware)]
+        kernels = Kernels(streams)  # before the models of products, which know no thin ones
+        shipped += [kernels, LearnedMatmul(hardware, tf32=tf32), BlockAttention(hardware), TiledAttention(hardware)]
         shipped += [
             LearnedAttention(hardware),
             GeneratedKernels(hardware),
             TiledMatmul(hardware, tf32=tf32),
-            Kernels(streams),
         ]
         shipped.append(Rocm(hardware))
         shipped += [Latencies(hardware), streams.memory, Convolutions(streams, tf32=conv_tf32)]

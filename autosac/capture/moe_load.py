@@ -7,6 +7,10 @@
     zipf[:s]         w_e = i_e ** -s, i a random permutation of 1 ... E (s = 1 by default)
     power-law[:a]    w_e = u_e ** (-1 / a), u_e uniform on (0, 1]: P(w > x) = x ** -a, Pareto's law (a = 1 by default)
 
+or, as in the first steps of a training run,
+
+    untrained        each word has experts of its own, at random, and words are as frequent as in texts (Zipf's law)
+
 **Tokens.** A token takes k distinct experts by successive sampling with those weights (Plackett-Luce). As Gumbel top-k, or
 an exponential race: expert e arrives at t_e ~ Exp(w_e), the k first win (`choose`). The counts of N tokens add up to N k.
 Where a router is limited to some groups of experts (DeepSeek-V3), those with the largest sums of their two best scores
@@ -19,6 +23,7 @@ pi_e = P(e is among the k first) (`inclusion`). Conditional on the others, e win
     pi_e = E[1 - exp(-w_e T_e)],    T_e = the k-th smallest arrival of all but e,
 
 estimated over a sample of races; the expectation over t_e is exact, so few races suffice. With groups: how often e won.
+Untrained: the frequencies of the words of e, added up.
 
 **The busiest rank.** Nobody goes on before the rank that got most: its experts take longest, and all meet in the exchange
 back.
@@ -47,9 +52,10 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _EXPONENTS = {"power-law": 1.0, "zipf": 1.0}  # where none is given
-_KINDS = ("balanced", "uniform", *_EXPONENTS)
+_KINDS = ("balanced", "uniform", "untrained", *_EXPONENTS)
 _LEAST_EXPONENT, _MOST_EXPONENT = 0.01, 100.0
 _SAMPLED_RACES = 1 << 12
+_WORDS = 1 << 15  # rarer ones change little
 _RACES_AT_ONCE = 1 << 22  # arrivals in memory
 
 
@@ -69,7 +75,7 @@ class MoELoad:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise UsageError(
-                f"expert load imbalance {self.kind!r}: expected balanced, uniform, power-law[:ALPHA] or zipf[:S]"
+                f"expert load imbalance {self.kind!r}: expected balanced, uniform, untrained, power-law[:ALPHA] or zipf[:S]"
             )
         if self.kind in _EXPONENTS and not _LEAST_EXPONENT <= self.exponent <= _MOST_EXPONENT:
             raise UsageError(
@@ -83,7 +89,9 @@ class MoELoad:
 
     @staticmethod
     def parse(text: str, seed: int = 0) -> MoELoad:
-        """The first draw of ``balanced``, ``uniform``, ``power-law[:ALPHA]`` or ``zipf[:S]``. UsageError otherwise."""
+        """The first draw of ``balanced``, ``uniform``, ``untrained``, ``power-law[:ALPHA]`` or ``zipf[:S]``. UsageError
+        otherwise.
+        """
         kind, colon, number = text.partition(":")
         try:
             exponent = float(number) if colon else _EXPONENTS.get(kind, 0.0)
@@ -103,7 +111,7 @@ class MoELoad:
         """The experts' popularity in a layer; its largest weight is 1."""
         assert not self.is_balanced
         random = self.generator(layer)
-        if self.kind == "uniform":
+        if self.kind in ("uniform", "untrained"):  # untrained: of a word
             return np.ones(experts)
         if self.kind == "zipf":
             return np.asarray(random.permutation(np.arange(1, experts + 1) ** -self.exponent))
@@ -162,6 +170,12 @@ def inclusion(weights: Floats, k: int, random: np.random.Generator, groups: Grou
     return np.asarray(np.minimum(found * (k / found.sum()), 1.0))
 
 
+def frequencies() -> Floats:
+    """Of the words of a text: the i-th most frequent is 1 / i times as frequent as the first."""
+    weights = 1 / np.arange(1, _WORDS + 1)
+    return np.asarray(weights / weights.sum())
+
+
 class _Draw(NamedTuple):
     """Who has drawn some counts: `layer` in its `number`-th run; `tokens` took `k` experts each."""
 
@@ -185,6 +199,7 @@ class Routing:
         self._draws: dict[bytes, _Draw] = {}
         self._popularity: dict[tuple[str, int], Floats] = {}
         self._inclusion: dict[tuple[str, int, int, Groups | None], Floats] = {}
+        self._words: dict[tuple[str, int, int, Groups | None], Integers] = {}
 
     def begin_step(self) -> None:
         """A training step begins, or its first microbatch: the layers' runs are counted from zero."""
@@ -206,6 +221,9 @@ class Routing:
         tokens = math.prod(leading)
         self._latest = _Draw(layer, number, tokens, k, groups)
         random = self._load.generator(layer, 1, self._rank, number)
+        if self._load.kind == "untrained":
+            words = random.choice(_WORDS, tokens, p=frequencies())
+            return self._experts_of_words(layer, experts, k, groups)[words].reshape(*leading, k)
         return choose(self._weights(layer, experts), tokens, k, random, groups).reshape(*leading, k)
 
     def counted(self, counts: Integers) -> None:
@@ -246,6 +264,21 @@ class Routing:
     def _inclusion_of(self, draw: _Draw, experts: int) -> Floats:
         key = (draw.layer, experts, draw.k, draw.groups)
         if key not in self._inclusion:
-            random = self._load.generator(draw.layer, 3)
-            self._inclusion[key] = inclusion(self._weights(draw.layer, experts), draw.k, random, draw.groups)
+            self._inclusion[key] = self._included(draw, experts)
         return self._inclusion[key]
+
+    def _included(self, draw: _Draw, experts: int) -> Floats:
+        if self._load.kind == "untrained":
+            chosen = self._experts_of_words(draw.layer, experts, draw.k, draw.groups)
+            return np.asarray(
+                np.bincount(chosen.reshape(-1), np.repeat(frequencies(), draw.k), experts), dtype=np.float64
+            )
+        random = self._load.generator(draw.layer, 3)
+        return inclusion(self._weights(draw.layer, experts), draw.k, random, draw.groups)
+
+    def _experts_of_words(self, layer: str, experts: int, k: int, groups: Groups | None) -> Integers:
+        key = (layer, experts, k, groups)
+        if key not in self._words:
+            random = self._load.generator(layer, 4)
+            self._words[key] = choose(self._weights(layer, experts), _WORDS, k, random, groups)
+        return self._words[key]

@@ -100,7 +100,7 @@ def _draws(arguments: argparse.Namespace) -> int:
     """Number of draws of the expert load; 0: it is balanced, nothing is drawn."""
     drawn = not _moe_load(arguments).is_balanced
     if not drawn and (arguments.moe_draws is not None or arguments.moe_seed):
-        raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, power-law or zipf")
+        raise UsageError("--moe-draws and --moe-seed need --moe-load uniform, untrained, power-law or zipf")
     return (arguments.moe_draws or _DRAWS) if drawn else 0
 
 

@@ -127,7 +127,7 @@ def _add_load(load: argparse._ArgumentGroup) -> None:
         "--moe-load",
         default="balanced",
         metavar="LOAD",
-        help="distribution of tokens over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
+        help="distribution of tokens over experts: balanced (default), uniform, untrained, power-law[:ALPHA] or zipf[:S]",
     )
     load.add_argument("--moe-seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="random seed (default 0)")
     load.add_argument(

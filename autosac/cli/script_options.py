@@ -78,7 +78,7 @@ def _add_surroundings(what: argparse._ArgumentGroup) -> None:
         "--moe-load",
         default="balanced",
         metavar="LOAD",
-        help="how tokens spread over experts: balanced (default), uniform, power-law[:ALPHA] or zipf[:S]",
+        help="how tokens spread over experts: balanced (default), uniform, untrained, power-law[:ALPHA] or zipf[:S]",
     )
     what.add_argument(
         "--synthetic-data",

@@ -31,6 +31,10 @@ they are, and an era says what is put back to the way it was, read off TorchTita
 - **DeepSeek-V3**: ``F.scaled_dot_product_attention`` until 2025-08-22 (f738a03bf), without cuDNN's, flex attention since. The
   published row of that commit has its figures for the time before. Selective checkpointing keeps the results of all-to-all
   since 2025-09-06 (c4e229115).
+- **Mixtures of experts**: the experts' outputs are scattered and added until 2025-11-21 (e1f7f318a, pull request 1974) and
+  again since 2026-04-06 (8bc267dea). Between, as in 0.2.2, they are put in order and multiplied by the scores (`torch.bmm` in
+  float32). Groups of rows are no longer padded since 2026-04-02 (fe80b63cf), and mixtures are compiled with their layers since
+  2026-04-14 (5242bdf71).
 - **Optimizer**: the foreach form was the default until 2025-02-24.
 - **KempnerForge**: not TorchTitan, but a trainer of PyTorch's own parts with the same model (KempnerInstitute/KempnerForge,
   01b461a). Parameters in bf16, blocks and a root group in FSDP2, the whole model compiled, the loss in bf16 and not compiled;
@@ -70,6 +74,9 @@ class Era:
     keeps_cudnn_attention: bool = False
     deepseek_flex: bool = False
     keeps_all_to_all: bool = False
+    scatters_experts: bool = False
+    pads_experts: bool = True
+    compiles_experts: bool = False
     keeps_abs: bool = False
     float8_casts: Literal["once", "weight once", "anew"] = "once"
     reorders_loops: bool = False
@@ -118,6 +125,7 @@ SUMMER_2025 = Era(
     root_group=False,
     early_stop=False,
     cudnn_first="on Blackwell",
+    scatters_experts=True,
     float8_casts="anew",
 )
 AUTUMN_2025 = replace(
@@ -130,7 +138,9 @@ AUTUMN_2025 = replace(
     keeps_all_to_all=True,
     reorders_loops=True,
 )
-NOW = replace(AUTUMN_2025, name="0.2.2", repeats_kv=False, preserve_rng_state=True, keeps_cudnn_attention=True)
+WINTER_2026 = replace(AUTUMN_2025, name="2025-12", scatters_experts=False)
+NOW = replace(WINTER_2026, name="0.2.2", repeats_kv=False, preserve_rng_state=True, keeps_cudnn_attention=True)
+SPRING_2026 = replace(NOW, name="2026-04", scatters_experts=True, pads_experts=False, compiles_experts=True)
 
 FORGE = Era(
     name="forge",
@@ -149,12 +159,13 @@ FORGE = Era(
 
 ERAS = (
     *(MARCH_2024, SPRING_2024, SUMMER_2024, _2024, AUTUMN_2024, WINTER_2025, FEBRUARY_2025, MARCH_2025, SPRING_2025),
-    *(JUNE_2025, SUMMER_2025, AUTUMN_2025, NOW, FORGE),
+    *(JUNE_2025, SUMMER_2025, AUTUMN_2025, WINTER_2026, NOW, SPRING_2026, FORGE),
 )
 _LAST_MONTHS = (
     *(("2024-03", MARCH_2024), ("2024-05", SPRING_2024), ("2024-06", SUMMER_2024), ("2024-10", _2024)),
     *(("2024-11", AUTUMN_2024), ("2025-01", WINTER_2025), ("2025-03", FEBRUARY_2025), ("2025-05", SPRING_2025)),
-    *(("2025-07", JUNE_2025), ("2025-09", SUMMER_2025), ("2026-01", AUTUMN_2025)),
+    *(("2025-07", JUNE_2025), ("2025-09", SUMMER_2025), ("2025-11", AUTUMN_2025)),
+    *(("2026-01", WINTER_2026), ("2026-03", NOW)),
 )
 
 
@@ -162,7 +173,7 @@ def era_of(date: str, notes: str = "") -> Era:
     """The era of a run made in the month `date` ("2025-03"); `notes` decide where a month saw both."""
     if "KempnerForge" in notes:
         return FORGE
-    era = next((era for month, era in _LAST_MONTHS if date <= month), NOW)
+    era = next((era for month, era in _LAST_MONTHS if date <= month), SPRING_2026)
     if era is FEBRUARY_2025 and "reshard_after_forward=" in notes:
         return WINTER_2025  # the commit with this option precedes the fused optimizer's becoming the default
     if era is FEBRUARY_2025 and "nn.RMSNorm" in notes:
@@ -171,4 +182,6 @@ def era_of(date: str, notes: str = "") -> Era:
         return MARCH_2024
     if era is SUMMER_2025 and "flex attention" in notes:
         return AUTUMN_2025
+    if era is AUTUMN_2025 and "pull request 2080" in notes:
+        return WINTER_2026  # opened after 2025-11-21
     return era

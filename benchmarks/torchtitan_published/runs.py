@@ -134,6 +134,11 @@ class Run:
         return any(name in self.model for name in _MIXTURES)
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether ranks wait for the one whose experts get most tokens: published figures are of a run's first steps."""
+        return self.expert > 1 and self.pipeline == 1 and "equally loaded" not in self.notes
+
+    @property
     def group(self) -> tuple[object, ...]:
         """What runs that differ in checkpointing only have in common."""
         job = (self.model, self.gpu, self.gpus, self.tensor, self.pipeline, self.context, self.local_batch)

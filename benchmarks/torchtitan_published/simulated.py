@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import autosac
+from autosac.capture.moe_load import MoELoad
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
 from autosac.estimator import price
@@ -124,12 +125,19 @@ def simulations_of(
     return [_simulated(run, trace, target) for trace in traces], target
 
 
+def busiest(run: Run, server: CaptureServer, folder: Path | None, target: Target) -> Simulation:
+    """The step of the rank that gets most tokens, for which all others wait, as long as routers have learnt nothing."""
+    request = run.request(target.gpu, target.cluster.gpus_per_node)
+    uneven = replace(request, moe_load=MoELoad(kind="untrained", busiest=True))
+    return _simulated(run, captured(server, uneven, folder), target)
+
+
 def simulate_run(
     run: Run, server: CaptureServer, folder: Path | None = None, overlap: OverlapModel | None = None
 ) -> Result:
     """Simulate a run. UnreproducibleError if it cannot be expressed, CaptureError if it cannot be captured."""
     simulations, target = simulations_of(run, server, folder, overlap)
-    step_ms = step_of(simulations, target)
+    step_ms = step_of([busiest(run, server, folder, target)] if run.is_uneven else simulations, target)
     worst = max(simulations, key=lambda s: s.peak_reserved_bytes)
     verdict, report = worst.allocation.verdict, worst.unlimited_allocation
     oom = verdict.outcome.value == "out of memory"

@@ -41,6 +41,7 @@ from torchtitan.models.llama3.infra.parallelize import (
     disable_fsdp_gradient_division,
 )
 from torchtitan.models.llama3.infra.parallelize import apply_fsdp as titan_apply_fsdp
+from torchtitan.models.moe import MoE, moe
 from torchtitan.models.qwen3 import get_train_spec as qwen3_spec
 from torchtitan.models.qwen3.infra import parallelize as qwen3
 from torchtitan.models.qwen3.model.model import Qwen3Model
@@ -335,8 +336,36 @@ class EraQwen3(Qwen3Model):
                 block.attention.inner_attention = RepeatingAttention(self.era)
 
 
+class ScatteringMoE(MoE):
+    """TorchTitan's mixture whose experts' outputs are scattered and added."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Input and output: (batch, sequence, width)."""
+        shape = x.shape
+        x = x.view(-1, shape[-1])
+        scores, chosen, counts = self.router(x, self.expert_bias)
+        with torch.no_grad():
+            self.tokens_per_expert.add_(counts)
+        scores, order, counts = self.reorderer(scores, chosen)
+        rows = (order // self.router.top_k).reshape(-1, 1).expand(-1, shape[-1])
+        routed = self.experts(torch.gather(x, dim=0, index=rows), counts)
+        out = torch.zeros_like(x) if self.shared_experts is None else self.shared_experts(x)
+        routed = (routed.to(torch.float32) * scores.reshape(-1, 1)).to(x.dtype)
+        return out.scatter_add(dim=0, index=rows, src=routed).reshape(shape)
+
+
+def put_back_experts(era: Era, model: nn.Module) -> None:
+    """Make the mixtures of experts the era's."""
+    if not era.pads_experts:
+        moe.indices_padding_wrapper = lambda run: run
+    for module in model.modules():
+        if era.scatters_experts and type(module) is MoE:
+            module.__class__ = ScatteringMoE
+
+
 def parallelize_qwen3(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
     """As TorchTitan's own, with q and k gathered after their norms where the era did so."""
+    put_back_experts(era, model)
     sequence_parallel = qwen3.SequenceParallel
 
     def style(*, sequence_dim: int = 1) -> Any:
@@ -344,7 +373,12 @@ def parallelize_qwen3(era: Era, model: nn.Module, parallel_dims: Any, job_config
         return NoParallel(use_local_output=False) if gathers else sequence_parallel(sequence_dim=sequence_dim)
 
     with mock.patch.object(qwen3, "SequenceParallel", style):
-        return qwen3.parallelize_qwen3(model, parallel_dims, job_config)
+        model = qwen3.parallelize_qwen3(model, parallel_dims, job_config)
+    if era.compiles_experts and job_config.compile.enable:
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.compile(backend=job_config.compile.backend)
+    return model
 
 
 def _llama_spec(era: Era) -> TrainSpec:
@@ -389,6 +423,7 @@ def recompute_what_was_not_kept() -> None:
 def parallelize_deepseek_v3(era: Era, model: nn.Module, parallel_dims: Any, job_config: Any) -> nn.Module:
     """As TorchTitan's; where the era did so, attention is never cuDNN's and selective checkpointing keeps no all-to-all."""
     recompute_what_was_not_kept()
+    put_back_experts(era, model)
     if not era.deepseek_flex:
         for module in model.modules():
             if isinstance(module, ScaledDotProductAttentionWrapper):

@@ -14,7 +14,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from autosac.estimator.kernels import batch_norm, copies, lists, lookups, losses, norms, pools, sorts, sums, views
+from autosac.estimator.kernels import (
+    batch_norm,
+    copies,
+    lists,
+    lookups,
+    losses,
+    norms,
+    pools,
+    rows,
+    sorts,
+    sums,
+    thin,
+    views,
+)
 from autosac.estimator.kernels.streams import Streams
 from autosac.estimator.models import Estimate
 from autosac.estimator.work import base_name
@@ -43,6 +56,11 @@ _RULES: Mapping[str, tuple[str, Rule, float]] = {
     "roll": ("roll", copies.roll_us, 0.15),
     "embedding": ("lookup", copies.lookup_us, 0.15),
     "index_select": ("lookup", copies.lookup_us, 0.15),
+    "index": ("lookup", rows.index_us, 0.15),
+    "gather": ("lookup", rows.gather_us, 0.15),
+    **dict.fromkeys(("index_put", "_index_put_impl"), ("rows", rows.added_us, 0.2)),
+    **dict.fromkeys(("index_add", "scatter_add"), ("rows", rows.summed_us, 0.4)),
+    "bmm": ("thin", thin.thin_us, 0.4),
     "embedding_dense_backward": ("embedding", lookups.embedding_gradient_us, 0.2),
     "_embedding_bag_backward": ("embedding", lookups.embedding_gradient_us, 0.2),
     "_embedding_bag": ("lookup", lookups.bag_us, 0.3),

@@ -69,6 +69,24 @@ def test_what_is_the_same_for_all_rows_runs_once_for_each_block_of_them(hint: st
     assert found == Instructions(5 * ROWS * WIDTH + 10 * blocks * WIDTH + 10 * ROWS, blocks * WIDTH + ROWS, 0)
 
 
+ADDING = """
+def triton_poi_fused_scatter_add(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:]
+    x0 = (xindex % 256)
+    x1 = xindex // 256
+    x2 = xindex
+    tmp0 = tl.load(in_ptr0 + (x1), None)
+    tmp1 = tl.load(in_ptr1 + (x2), None)
+    tl.atomic_add(out_ptr0 + (x0 + 256*tmp0), tmp1, None, sem='relaxed')
+"""
+
+
+def test_additions_that_others_make_too_are_counted_apart() -> None:
+    """Each element is added to a place that an index says: one atomic addition."""
+    assert arithmetic(ADDING, {"x": ROWS * WIDTH}).atomic == ROWS * WIDTH
+
+
 def _make(device: torch.device) -> tuple[nn.Module, Any]:
     @torch.compile(fullgraph=True)
     def scaled(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:

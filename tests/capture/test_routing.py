@@ -19,6 +19,7 @@ ZIPF = MoELoad(kind="zipf", exponent=1.0, seed=3)
     [
         ("balanced", "balanced", 0),
         ("uniform", "uniform", 0),
+        ("untrained", "untrained", 0),
         ("zipf", "zipf", 1),
         ("zipf:0.5", "zipf", 0.5),
         ("power-law:2", "power-law", 2),
@@ -109,6 +110,35 @@ def test_draws_differ() -> None:
     found = [np.asarray(router(*arguments).route((50, 16), 2)).tobytes() for arguments in settings]
     assert len(set(found)) == len(found)
     assert np.asarray(router(ZIPF).route((50, 16), 2)).tobytes() == found[0]
+
+
+def test_an_untrained_router_sends_a_word_to_the_same_experts() -> None:
+    """The most frequent of 2^15 words is one of 10.97 (their harmonic sum) in a text: its experts get a tenth of the tokens at
+    least, and 64 experts 6 x 8,192 in all. Another layer chooses others.
+    """
+    routing = router(MoELoad(kind="untrained"))
+    chosen = routing.route((8192, 64), 6)
+    assert chosen is not None
+    words = {tuple(row) for row in chosen.tolist()}
+    most = max(words, key=lambda word: int((chosen == word).all(axis=1).sum()))
+    share = (chosen == most).all(axis=1).mean()
+    assert share == pytest.approx(1 / sum(1 / i for i in range(1, 2**15 + 1)), rel=0.1)
+    counts = np.bincount(chosen.reshape(-1), minlength=64)
+    assert counts.sum() == 6 * 8192 and (counts[list(most)] >= share * 8192).all()
+    other = router(MoELoad(kind="untrained"), layer="layers.1").route((8192, 64), 6)
+    assert other is not None and np.bincount(other.reshape(-1), minlength=64).argmax() not in most
+
+
+def test_peers_of_an_untrained_rank_send_what_its_words_would() -> None:
+    """What two ranks of four experts exchange is as large as what one of them routes, in the mean over many layers."""
+    received = []
+    for i in range(40):
+        routing = router(MoELoad(kind="untrained", seed=i))
+        chosen = routing.route((4096, 8), 2)
+        counts = np.bincount(np.asarray(chosen).reshape(-1), minlength=8)
+        routing.counted(counts)
+        received.append(routing.exchanged(counts, (0, 1)).sum() / 8192)
+    assert np.mean(received) == pytest.approx(1, rel=0.05)
 
 
 def test_routers_with_groups() -> None:

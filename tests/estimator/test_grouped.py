@@ -67,9 +67,27 @@ def test_a_gradient_of_weights_writes_after_its_sums(meta: Meta) -> None:
     assert _ms(signature) == pytest.approx((one**1.3 + written**1.3) ** (1 / 1.3))
 
 
-def test_other_gpus_have_no_such_kernel(meta: Meta) -> None:
-    """On a B200 the price is that of a batch of products."""
-    signature = _forward(meta, 64, 64 * 128, 2048, 1408)
-    assert _ms(signature, "b200-sxm-180gb") == pytest.approx(
-        _ms(_product(meta, 64, 128, 2048, 1408), "b200-sxm-180gb"), rel=0.02
+def test_blackwells_gradients_take_twice_as_long_as_a_product(meta: Meta) -> None:
+    """On a B200 the loop takes 1.19 times the one product with all rows, and a gradient 1.9 times, whatever it writes."""
+    rows, k, n, experts = 32768, 4096, 8192, 8
+    b200 = "b200-sxm-180gb"
+    start = (load_hardware(b200).kernel_us + 0.4) * 1e-3
+    weights = TensorMeta((k, n), (1, k), "bfloat16")
+    one = _ms(Signature("aten.mm.default", (meta((rows, k)), weights), (meta((rows, n)),)), b200)
+    forward = _forward(meta, experts, rows, k, n)
+    moved = 2 * (rows * k + experts * k * n + rows * n) + 4 * experts
+    read_ms = moved / (0.85 * load_hardware(b200).mem_bandwidth_gbps * 1e9) * 1e3
+    assert _ms(forward, b200) == pytest.approx(math.hypot(1.19 * one, read_ms), rel=0.01)
+    left = TensorMeta((n, rows), (1, n), "bfloat16")
+    gradient = Signature(
+        "aten._grouped_mm.default", (left, meta((rows, k)), meta((experts,), "int32")), (meta((experts, n, k)),)
     )
+    plain = _ms(Signature("aten.mm.default", (left, meta((rows, k))), (meta((n, k)),)), b200)
+    assert _ms(gradient, b200) == pytest.approx(1.9 * plain, abs=2 * start, rel=0.01)
+
+
+def test_gpus_before_hopper_have_no_such_kernel(meta: Meta) -> None:
+    """On an A100 the price is that of a batch of products."""
+    signature = _forward(meta, 64, 64 * 128, 2048, 1408)
+    a100 = "a100-sxm-80gb"
+    assert _ms(signature, a100) == pytest.approx(_ms(_product(meta, 64, 128, 2048, 1408), a100), rel=0.02)

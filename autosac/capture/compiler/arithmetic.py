@@ -24,11 +24,14 @@ _ROW_BLOCK, _TILE = 8, 32
 
 
 class Instructions(NamedTuple):
-    """How many: `special` ones run on the units for reciprocals, exponentials and conversions from and to 64 bits."""
+    """How many: `special` ones run on the units for reciprocals, exponentials and conversions from and to 64 bits; `atomic`
+    additions in the L2.
+    """
 
     single: int = 1
     special: int = 0
     double: int = 0
+    atomic: int = 0
 
 
 class _Value(NamedTuple):
@@ -38,7 +41,8 @@ class _Value(NamedTuple):
     double: bool = False
 
 
-_ACCESS, _DIVISION, _DOUBLE_DIVISION = Instructions(2), Instructions(8, 1), Instructions(6, 1, 12)
+_ACCESS, _ATOMIC = Instructions(2), Instructions(2, atomic=1)
+_DIVISION, _DOUBLE_DIVISION = Instructions(8, 1), Instructions(6, 1, 12)
 _FUNCTIONS = {
     "exp": Instructions(4, 1),
     "exp2": Instructions(3, 1),
@@ -74,7 +78,7 @@ def arithmetic(source: str, sizes: Mapping[str, int]) -> Instructions:
     counter.visit(ast.parse(_HEAD.sub("def kernel(", source[start.start() :])))
     block = 1 if "ReductionHint.INNER" in source else _ROW_BLOCK if axes.get("r", 1) > 1 else _TILE
     counts = [[_times(along, axes, block) * n for n in found] for along, found in counter.found.items()]
-    return Instructions(*map(sum, zip((0, 0, 0), *counts, strict=True)))
+    return Instructions(*map(sum, zip(Instructions(0), *counts, strict=True)))
 
 
 def _times(along: frozenset[str], axes: Mapping[str, int], block: int) -> int:
@@ -145,7 +149,7 @@ class _Counter(ast.NodeVisitor):
         """A load or a store, whose address differs along some axes, or its value does."""
         with self._addressing(True):
             value = _joined([self._value(argument) for argument in node.args])
-        self._add(value, _ACCESS)
+        self._add(value, _ATOMIC if ast.unparse(node.func).endswith("atomic_add") else _ACCESS)
         return value._replace(double=False)
 
     @contextlib.contextmanager

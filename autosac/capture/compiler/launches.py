@@ -98,7 +98,10 @@ def describe(kernel: Any, source: str) -> str:
         work["tiles"] = True
     if reduced > 1 and (across := _across(source, rows * reduced)):
         work["across"] = across
-    work |= arithmetic(source, sizes)._asdict()
+    instructions = arithmetic(source, sizes)._asdict()
+    if not instructions["atomic"]:
+        del instructions["atomic"]
+    work |= instructions
     return f"{source.rstrip()}\n{_WORK}{json.dumps(work)}\n"
 
 

@@ -29,7 +29,9 @@ from autosac.capture.device.cache import CachedCall, DispatchCache
 from autosac.capture.device.composed import COMPOSED, is_composed, made_of_others
 from autosac.capture.device.device import CUDA, DEVICE_TYPE, called_cuda
 from autosac.capture.device.dynamic import OnHost, dynamic, is_dynamic, largest_sizes
+from autosac.capture.device.formulas import Formulas
 from autosac.capture.device.operators import per_operator
+from autosac.capture.device.refusals import refuse
 from autosac.integrations.operators.dispatching import called, skipped_by_dynamo
 
 aten = torch.ops.aten
@@ -94,6 +96,7 @@ class SimulatedDeviceMode(FakeTensorMode):
         self.target = target
         self.log = log
         self.calls = DispatchCache(self)
+        self._formulas = Formulas()
         self._depth = 0
         self._composing = 0  # calls of what CUDA composes of others
         # DualPipeV runs forward and backward in two threads.
@@ -142,6 +145,7 @@ class SimulatedDeviceMode(FakeTensorMode):
             elif kind.__torch_dispatch__ is not _plain_dispatch:
                 if not self._depth:
                     self.log.wrapped()
+                self._formulas.taken_apart(func)
                 return NotImplemented  # DTensor and other subclasses unwrap themselves first
         if not fake and not self._depth and self._stays_real(func, args, kwargs):
             if kwargs.get("pin_memory") and self.target != CUDA:  # scripts have pinned memory
@@ -158,7 +162,7 @@ class SimulatedDeviceMode(FakeTensorMode):
             if whole is not None:
                 with self:
                     return whole(*args, **kwargs)
-        return self._fake(func, types, args, kwargs)
+        return self._fake(self._formulas.in_place(func) or func, types, args, kwargs)
 
     def _stays_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")
@@ -207,6 +211,8 @@ class SimulatedDeviceMode(FakeTensorMode):
                 return out
         if func in _FILLS and type(args[0]) is FakeTensor and args[0].dtype.is_floating_point:
             return args[0] if self._depth else self._observe(func, args, kwargs, args[0], None, None)
+        if not self._depth:
+            refuse(func, args, kwargs, self.target != "cpu")
         self._depth += 1
         try:
             out, entry, tensors = self.calls.run(func, types, args, kwargs)
