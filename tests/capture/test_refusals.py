@@ -1,4 +1,4 @@
-"""Types that kernels refuse: the errors against those of real operators on the CPU, and of a simulated step."""
+"""Types and shapes that kernels refuse: the errors against those of real operators on the CPU, and of a simulated step."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ SAME_AS_THE_CPU: dict[Any, tuple[Any, ...]] = {
     aten.index_put.default: (WIDE, (ROW,), NARROW),
     aten.index_add.default: (WIDE, 0, ROW, NARROW),
     aten.index_copy.default: (WIDE, 0, ROW, NARROW),
+    aten.index_add_.default: (WIDE.clone(), 0, ROW, torch.ones(8, 5)),
+    aten.index_put_.default: (WIDE.clone(), (ROW,), torch.ones(7, 8)),
     aten.nll_loss_forward.default: (WIDE, ROW.int(), None, 1, -100),
     aten.binary_cross_entropy.default: (WIDE, NARROW),
     aten.grid_sampler_2d.default: (WIDE[None, None], PLACES, 0, 0, False),

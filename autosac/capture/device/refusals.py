@@ -1,4 +1,4 @@
-"""Types that kernels refuse and shape functions of fake tensors let pass: of factors, weights, sources, labels.
+"""What kernels refuse and shape functions of fake tensors let pass: types of factors, weights, sources, labels; some shapes.
 
 A script that mixes them ends on a GPU with one of these errors, so it ends here with the same. Products, convolutions and
 norms have CUDA's message, the others that of CUDA and the CPU. Norms are refused on CUDA only: on the CPU inputs of 16 bits
@@ -16,6 +16,7 @@ aten = torch.ops.aten
 Check = Callable[..., None]
 
 _LABELS = (torch.int64, torch.uint8)
+_MASKS = (torch.bool, torch.uint8)
 _SCALARS = {
     torch.float32: ("Float", "float"),
     torch.float64: ("Double", "double"),
@@ -79,16 +80,30 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__:
     _refuse(not q.dtype == k.dtype == v.dtype, text)
 
 
-def _index_put(x: torch.Tensor, _: Any, values: torch.Tensor, *__: Any, **___: Any) -> None:
+def _index_put(x: torch.Tensor, indices: Any, values: torch.Tensor, *_: Any, **__: Any) -> None:
     text = (
         "Index put requires the source and destination dtypes match, got {} for the destination and {} for the source."
     )
     _refuse(x.dtype != values.dtype, text.format(_name(x), _name(values)))
+    if any(index is None or index.dtype in _MASKS for index in indices):  # what they choose depends on values
+        return
+    chosen = (*torch.broadcast_shapes(*(index.shape for index in indices)), *x.shape[len(indices) :])
+    fits = len(values.shape) <= len(chosen) and all(
+        given in (1, size) for given, size in zip(reversed(values.shape), reversed(chosen), strict=False)
+    )
+    text = "shape mismatch: value tensor of shape {} cannot be broadcast to indexing result of shape {}"
+    _refuse(not fits, text.format(list(values.shape), list(chosen)))
 
 
-def _index_add(x: torch.Tensor, _: Any, __: Any, source: torch.Tensor, **___: Any) -> None:
+def _index_add(x: torch.Tensor, dim: int, _: Any, source: torch.Tensor, **__: Any) -> None:
     text = f"index_add_(): self ({_name(x)}) and source ({_name(source)}) must have the same scalar type"
     _refuse(x.dtype != source.dtype, text)
+    others = [(*t.shape[: dim % t.dim()], *t.shape[dim % t.dim() + 1 :]) if t.dim() else () for t in (x, source)]
+    text = (
+        f"source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
+        f"{list(x.shape)} source.shape = {list(source.shape)}"
+    )
+    _refuse(others[0] != others[1], text)
 
 
 def _index_copy(x: torch.Tensor, _: Any, __: Any, source: torch.Tensor) -> None:
