@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TITAN03 := .venv-titan03
+FRAMEWORKS := .venv-frameworks
 
-.PHONY: plan test test-long test-fast test-mutation contexts test-matrix test-titan03 coverage smoke lint types docs clean
+.PHONY: plan test test-long test-fast test-mutation contexts test-matrix test-titan03 test-frameworks coverage smoke lint types docs clean
 
 # torch first, and bounded: asked for through another package, pip would take the newest build with CUDA.
 $(STAMP): pyproject.toml
@@ -23,11 +24,20 @@ $(TITAN03)/.installed: pyproject.toml
 	$(TITAN03)/bin/pip install --quiet --no-compile -e . "torch==2.13.0" "torchtitan==0.3.0" pytest pytest-xdist
 	touch $@
 
+# Trainers that `autosac run` is tested with; two gigabytes more.
+$(FRAMEWORKS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet --upgrade "pip>=23"
+	$(FRAMEWORKS)/bin/pip install --quiet --no-compile "torch==2.13.0"
+	$(FRAMEWORKS)/bin/pip install --quiet --no-compile -e ".[dev,scripts]" "torchtitan==0.2.2"
+	$(FRAMEWORKS)/bin/pip install --quiet --no-compile --no-deps megatron-core einops
+	touch $@
+
 plan: $(STAMP)
 	$(BIN)/autosac plan examples/llama3_8b.toml --gpu h100-sxm-80gb --world-size 8 --budget 68GiB -o plan.json
 
 # Compiled modules are kept, whatever the environment says: tests start many processes that import the same ones.
-test test-long test-fast test-titan03: export PYTHONDONTWRITEBYTECODE :=
+test test-long test-fast test-titan03 test-frameworks: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not long" tests
@@ -57,6 +67,11 @@ contexts: $(STAMP)
 test-titan03: $(TITAN03)/.installed
 	$(TITAN03)/bin/python -m pytest -n 2 --dist loadfile tests/titan03
 
+# Hugging Face, Lightning, DeepSpeed, diffusers, Megatron-Core: their scripts and callbacks.
+test-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 tests/scripts/test_frameworks.py tests/integrations/test_hf.py \
+		tests/integrations/test_lightning.py tests/integrations/test_accelerate.py
+
 # Hours, and 6 GB of disk at a time; MATRIX="2.15 0.3" takes the rows with these words.
 MATRIX ?=
 test-matrix: $(STAMP)
@@ -83,4 +98,4 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 clean:
-	rm -rf $(VENV) $(TITAN03) build dist docs/_generated *.egg-info plan.json
+	rm -rf $(VENV) $(TITAN03) $(FRAMEWORKS) build dist docs/_generated *.egg-info plan.json
