@@ -56,7 +56,7 @@ _EFFICIENT, _EFFICIENT_KEYS = (2.155, 2.73), 1650
 # Beyond this head size the memory-efficient backward has no room for its sums in registers: it adds them up in memory, tile by
 # tile, and loads operands when they are needed. From one published run, DeepSeek-V3 16B on 8 H100s (heads of 192; TorchTitan
 # f738a03bf): between its first steps, at 7,008 tokens/s, and its last, at 6,720. Held out: docs/causes.md.
-_ACCUMULATED_SIZE, _IN_MEMORY, _IN_MEMORY_STD = 128, 2.22, 0.25
+_ACCUMULATED_SIZE, _IN_MEMORY, _IN_MEMORY_STD = 128, 2.57, 0.25
 _DROPOUT = (1.3, 1.2)
 _QUERY_TILE, _KEY_TILE = 128, 64
 _SIZE_TILE = 32  # of a head, as the accumulated gradient is laid out

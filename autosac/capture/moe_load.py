@@ -186,6 +186,11 @@ class _Draw(NamedTuple):
     groups: Groups | None
 
 
+def _in_common(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many first parts two names share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 class Routing:
     """The routers of one captured rank. `locate` tells the module that runs, and whether it is recomputed."""
 
@@ -196,6 +201,7 @@ class Routing:
         self._runs: dict[tuple[str, bool], int] = {}
         self._limits: list[int] = []  # of a router with groups: their number, then how many may be used
         self._latest: _Draw | None = None
+        self._chosen: dict[str, Integers] = {}
         self._draws: dict[bytes, _Draw] = {}
         self._popularity: dict[tuple[str, int], Floats] = {}
         self._inclusion: dict[tuple[str, int, int, Groups | None], Floats] = {}
@@ -223,8 +229,22 @@ class Routing:
         random = self._load.generator(layer, 1, self._rank, number)
         if self._load.kind == "untrained":
             words = random.choice(_WORDS, tokens, p=frequencies())
-            return self._experts_of_words(layer, experts, k, groups)[words].reshape(*leading, k)
-        return choose(self._weights(layer, experts), tokens, k, random, groups).reshape(*leading, k)
+            chosen = self._experts_of_words(layer, experts, k, groups)[words]
+        else:
+            chosen = choose(self._weights(layer, experts), tokens, k, random, groups)
+        self._chosen[layer] = chosen
+        return chosen.reshape(*leading, k)
+
+    def counts_here(self, entries: int, experts: int) -> Integers | None:
+        """How often the router nearest to the module that runs chose each expert, if its choice has so many entries.
+
+        Compiled kernels between a choice and its count hide what is counted.
+        """
+        here = self._locate()[0].split(".")
+        nearest = max(self._chosen, key=lambda layer: _in_common(layer.split("."), here), default=None)
+        if nearest is None or self._chosen[nearest].size != entries or int(self._chosen[nearest].max()) >= experts:
+            return None
+        return np.bincount(self._chosen[nearest].reshape(-1), minlength=experts)
 
     def counted(self, counts: Integers) -> None:
         """These counts have been made of the choice that was made last. What checkpointing repeats is known already."""

@@ -67,6 +67,18 @@ def test_drawn_exchanges(capture: Callable[..., Trace], load: str) -> None:
             assert server.capture(request(load, layers=3)) == trace
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_a_compiled_router_sends_what_an_eager_one_does(
+    capture: Callable[..., Trace], capture_server: CaptureServer, checkpointing: str
+) -> None:
+    """Compiled kernels between the choice of experts and its count hide nothing: all exchanges are those of the eager job."""
+    eager = capture("zipf", checkpointing=checkpointing)
+    compiled = replace(request("zipf", checkpointing=checkpointing, layers=3), overrides=(*JOB, "--compile.enable"))
+    trace = capture_server.capture(compiled)
+    for phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD):
+        assert exchanged(trace, phase) == exchanged(eager, phase)
+
+
 def test_recomputed_exchanges(capture: Callable[..., Trace]) -> None:
     """Full checkpointing repeats every exchange of the forward with the same sizes."""
     trace = capture("zipf", checkpointing="full")

@@ -434,11 +434,13 @@ def _evaluate(func: Any, namespace: str, args: Any, kwargs: Any, out: Any) -> An
 
 def _histogram(args: Any, out: Any) -> None:
     values = shadow(args[0])
-    if values is not None:
-        counts = torch.histc(values.double(), *args[1:]).long()
-        for routing in routing_in_use:
+    counts = None if values is None else torch.histc(values.double(), *args[1:]).long()
+    for routing in routing_in_use:
+        if counts is None and (drawn := routing.counts_here(args[0].numel(), out.numel())) is not None:
+            counts = torch.from_numpy(drawn)
+        if counts is not None:
             routing.counted(counts.numpy())
-    else:
+    if counts is None:
         quotient, remainder = divmod(args[0].numel(), out.numel())
         counts = torch.full((out.numel(),), quotient, dtype=torch.int64, device="cpu")
         counts[:remainder] += 1
