@@ -5,7 +5,7 @@ A generated kernel streams: each of its buffers is read or written once, whateve
     t = launch(kind) + max(
         (nbytes + again) / (share * memory bandwidth),
         across / (2 a cycle * processors * clock) + computing,
-        atomic / (1.04 a cycle * processors * clock),
+        atomic / (1.05 a cycle * processors * clock),
     )
 
 with the bytes that Inductor counts for it (slices and gathered rows, not whole tables). A looped reduction walks its row once
@@ -19,7 +19,7 @@ Two things that a change of layout costs, as in the quantisation for float8 prod
 - a reduction walks its rows. What it reads or writes where neighbours lie side by side in a column instead (`across`, counted
   in elements, of the rarer direction) touches a sector for each element, as eager kernels do that walk so (`walks.py`).
 
-`atomic`: additions to places that others add to, too (`scatter_add`). They take as long as eager ones (`kernels/rows.py`).
+`atomic`: additions to places that others add to, too (`scatter_add`), as eager ones in 16 bits (`kernels/rows.py`).
 
 `computing`: its instructions. A GPU issues half as many a second as its peak in single precision, and half of that in double
 precision; one for the special units takes four turns. Most kernels wait for memory. Those compute for longer that work out
@@ -87,7 +87,7 @@ class GeneratedKernels:
         launch_us = max(hardware.kernel_us, LAUNCH_US[kind] - LAUNCH_US["pointwise"] + hardware.kernel_us)
         rate = hardware.mem_bandwidth_gbps * 1e9 * SHARE * (TILED if argument(signature, "tiles") else 1.0)
         sectors = _count(signature, "across", 0) / (ACROSS * hardware.sm_count * hardware.boost_mhz * 1e6)
-        atomics = _count(signature, "atomic", 0) / (SUMMED * hardware.sm_count * hardware.boost_mhz * 1e6)
+        atomics = 2 * _count(signature, "atomic", 0) / (SUMMED * hardware.sm_count * hardware.boost_mhz * 1e6)
         seconds = max((nbytes + self._again(signature)) / rate, sectors + self._computing_s(signature), atomics)
         return Estimate(launch_us * 1e-3 + seconds * 1e3, f"generated:{kind}", _REL_STD)
 

@@ -6,15 +6,16 @@ added       (`index_put` that accumulates) sorts the indices by as many digits o
                 t = sort + max(elements / (1.58 a cycle * processors * clock), read and written / bandwidth)
 
 summed      (`index_add`, `scatter_add`) adds element by element with atomic operations:
-                t = max(elements / (1.04 a cycle * processors * clock), moved / bandwidth)
-            and 0.17 a cycle where 64 indices and more meet in a place: the L2 adds to a line in turn. The gradient of experts'
-            biases is such a sum.
+                t = max(bytes added / (2.1 a cycle * processors * clock), moved / bandwidth)
+            and 0.17 elements a cycle where 64 indices and more meet in a place: the L2 adds to a line in turn. The gradient of
+            experts' biases is such a sum.
 
 Two indexed layers of a mixture in a step on an H200 set the rate (1.48 and 1.68, with four rows for one and one) and the sort
 (24 us for 32,768 indices of two digits). Its rows taken are held out: 35 us, and 25 if the table stays in the L2; elements
-one by one were said to take 91. Sums are those of pytorch's pull requests: 175760 ([4M, 128] in bfloat16 on an H100, 2.23 ms
-since March 2026, 4.72 before) and 183950 (7.77M rows of 512 and 1,024 in float32, half of them for one row, on a B200: 46.0
-and 98.9 ms). Held out: TorchTitan's steps of gpt-oss (`docs/unseen.md`).
+one by one were said to take 91. Sums are those of a step of graph convolutions on an H100 ([2M, 256] in float32: 3.96 ms
+beside a copy) and of pytorch's pull requests: 175760 ([4M, 128] in bfloat16 on an H100, 2.23 ms since March 2026, 4.72 before)
+and 183950 (7.77M rows of 512 and 1,024 in float32, half of them for one row, on a B200: 46.0 and 98.9 ms). Held out:
+TorchTitan's steps of gpt-oss (`docs/unseen.md`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from autosac.trace import Signature, TensorMeta
 _VECTOR_BYTES = 16
 _ADDED = 1.58
 _SORT_US, _DIGIT_US, _DIGIT_BITS = 8.0, 8.0, 8
-SUMMED = 1.04
+SUMMED = 2.1  # bytes
 _CONTENDED, _MEET = 0.17, 64
 _INDICES = ("int64", "int32")
 
@@ -87,9 +88,12 @@ def summed_us(streams: Streams, signature: Signature) -> float | None:
     places = (
         elements(table) if base_name(signature.name) == "scatter_add" else _along(table, argument(signature, "dim", 0))
     )
-    rate = _CONTENDED if elements(index) >= _MEET * places else SUMMED
+    count = float(elements(source))
+    cycles = count * item_bytes(table.dtype) / SUMMED
+    if elements(index) >= _MEET * places:
+        cycles = max(cycles, count / _CONTENDED)
     moved = streams.plain_us(moved_bytes(signature, "scatter"))
-    return max(moved, streams.kernel_us + elements(source) / (rate * streams.elements_per_us))
+    return max(moved, streams.kernel_us + cycles / streams.elements_per_us)
 
 
 def _along(meta: TensorMeta, dim: object) -> int:

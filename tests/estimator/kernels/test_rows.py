@@ -74,7 +74,7 @@ def test_rows_are_sorted_and_added(meta: Meta) -> None:
     assert _us(Signature("aten.index_put_.default", (table, index, source), (table,), mutates=(0,))) is None
 
 
-@pytest.mark.parametrize(("rows", "rate"), [(2**12, 1.04), (2**11, 1.04), (2**10, 0.17), (2**5, 0.17)])
+@pytest.mark.parametrize(("rows", "rate"), [(2**12, 1.05), (2**11, 1.05), (2**10, 0.17), (2**5, 0.17)])
 def test_additions_that_meet_in_a_row_take_turns(meta: Meta, rows: int, rate: float) -> None:
     """65,536 rows into so many: 64 and more in each wait for each other."""
     table, index, source = meta((rows, 512)), meta((2**16,), "int64"), meta((2**16, 512))
@@ -87,4 +87,4 @@ def test_a_scatter_adds_as_an_indexed_sum_does(meta: Meta) -> None:
     table, source = meta((2**13, 512)), meta((2**16, 512))
     index = TensorMeta((2**16, 512), (1, 0), "int64")
     signature = Signature("aten.scatter_add_.default", (table, index, source), (table,), (("dim", 0),), mutates=(0,))
-    assert _us(signature) == pytest.approx(2.6 + 2**25 / (1.04 * ISSUE))
+    assert _us(signature) == pytest.approx(2.6 + 2**25 / (1.05 * ISSUE))
