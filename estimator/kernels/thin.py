@@ -12,8 +12,8 @@ empty. Their blocks are many and short:
 
 Blocks and threads are those of cuBLAS's kernels in traces (dots and sums in HolisticTraceAnalysis's A100 trace, f4d0062c,
 which set the 1.4 us; dots in TraceLens's H100 trace, 171dd747; the tile on an H200). Three in a step of Mamba on an H100, of
-few blocks, set the rest but the time of a tile, which is an estimate: TorchTitan's layer of DeepSeek-V3 16B with these products
-takes 0.97 of one that scatters (`docs/causes.md`).
+few blocks, set the rest but the time of a tile, which is an estimate: TorchTitan's layer of DeepSeek-V3 16B with these
+products takes 0.97 of one that scatters (`docs/causes.md`).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def _product(left: TensorMeta, right: TensorMeta) -> Signature:
     ],
 )
 def test_short_blocks_take_turns(meta: Meta, m: int, k: int, n: int, blocks: int, resident: int) -> None:
-    """Of 2^20 products; a block takes 1.4 us of an H100, a tile 3 us; before them 1 us, and 10 ns for a thread's terms each."""
+    """Of 2^20 products; a block takes 1.4 us of an H100, a tile 3 us; before them 1 us, and 10 ns for each term."""
     streams = Streams(H100)
     signature = _product(meta((2**20, m, k), "float32"), meta((2**20, k, n), "float32"))
     threads = {8: 2, 64: 8, 1: 1}[k]
