@@ -446,6 +446,30 @@ def test_pipeline_stages_are_simulated_together(tmp_path: Path) -> None:
     assert both.tokens_per_second == pytest.approx(1e3 * 4 * 64 / both.step_ms / 2)
 
 
+@pytest.mark.parametrize(
+    ("month", "scatters"),
+    [("2025-08", True), ("2025-11", True), ("2025-12", False), ("2026-03", False), ("2026-04", True)],
+)
+def test_mixtures_of_their_time(month: str, scatters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs of experts are the same whether they are scattered and added or put in order and multiplied by their scores."""
+    pytest.importorskip("torchtitan")
+    from torchtitan.models.moe import MoE, MoEArgs
+
+    from benchmarks.torchtitan_published import specs
+
+    torch.manual_seed(0)  # the CPU counts no integers
+    monkeypatch.setattr(torch, "histc", lambda x, bins, **_: torch.bincount(x, minlength=bins).float())
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: [int(i) for i in x])
+    args = MoEArgs(num_experts=4, top_k=2, num_shared_experts=1, score_before_experts=False, use_grouped_mm=False)
+    model, x = MoE(args, dim=16, hidden_dim=32), torch.randn(2, 8, 16)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    expected = model(x)
+    specs.put_back_experts(dataclasses.replace(era_of(month), pads_experts=True), model)
+    assert isinstance(model, specs.ScatteringMoE) is scatters
+    torch.testing.assert_close(model(x), expected)
+
+
 @pytest.mark.parametrize(("month", "reorders"), [("2025-06", False), ("2025-10", True)])
 def test_inductor_reorders_loops_since_autumn_2025(month: str, reorders: bool) -> None:
     """A job of the era sets it, whatever this torch does by default."""
