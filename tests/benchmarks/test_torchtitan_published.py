@@ -446,6 +446,14 @@ def test_pipeline_stages_are_simulated_together(tmp_path: Path) -> None:
     assert both.tokens_per_second == pytest.approx(1e3 * 4 * 64 / both.step_ms / 2)
 
 
+def test_ranks_wait_for_the_one_with_most_tokens() -> None:
+    """Where experts lie on several ranks, unless the run's notes say that all get as many; pipelines are simulated without."""
+    one = Run(case="", model="DeepSeek-V3-16B", gpu="h100-sxm-80gb", gpus=8, era=era_of("2025-10"), expert=8)
+    assert one.is_uneven
+    for change in ({"expert": 1}, {"pipeline": 2}, {"notes": "experts equally loaded"}):
+        assert not dataclasses.replace(one, **change).is_uneven
+
+
 @pytest.mark.parametrize(
     ("month", "scatters"),
     [("2025-08", True), ("2025-11", True), ("2025-12", False), ("2026-03", False), ("2026-04", True)],
