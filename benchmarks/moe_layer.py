@@ -16,26 +16,12 @@ import torch
 from torchtitan.models.moe import MoE, MoEArgs
 
 import autosac
+from benchmarks.torchtitan_published.specs import ScatteringMoE
 
 GIB = 2**30
 GPUS = ("h200-sxm-141gb", "h100-sxm-80gb")
 PUBLISHED = {"scattered": (19.71, 5.926, 7.225), "ordered": (19.03, 5.051, 5.910)}  # ms, active and reserved GiB
 TOKENS, WIDTH = (4, 4096), 2048
-
-
-class Scattered(MoE):
-    """The mixture of before November 2025."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Input and output: (batch, sequence, width)."""
-        rows = x.view(-1, WIDTH)
-        scores, chosen, _ = self.router(rows, self.expert_bias)
-        scores, order, counts = self.reorderer(scores, chosen)
-        index = (order // self.router.top_k).reshape(-1, 1).expand(-1, WIDTH)
-        routed = self.experts(torch.gather(rows, 0, index), counts)
-        out = self.shared_experts(rows)
-        routed = (routed.float() * scores.reshape(-1, 1)).to(rows.dtype)
-        return out.scatter_add(0, index, routed).view(x.shape)
 
 
 def make_step_of(kind: type[MoE]) -> Callable[[torch.device], tuple[MoE, Callable[[], Any]]]:
@@ -70,7 +56,7 @@ def main() -> None:
     )
     for gpu in GPUS:
         steps = {}
-        for name, kind in (("scattered", Scattered), ("ordered", MoE)):
+        for name, kind in (("scattered", ScatteringMoE), ("ordered", MoE)):
             found = autosac.simulate(make_step_of(kind), gpu=gpu)
             ms, active, reserved = PUBLISHED[name]
             steps[name] = found.step_ms

@@ -41,6 +41,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -170,6 +171,7 @@ def inclusion(weights: Floats, k: int, random: np.random.Generator, groups: Grou
     return np.asarray(np.minimum(found * (k / found.sum()), 1.0))
 
 
+@cache
 def frequencies() -> Floats:
     """Of the words of a text: the i-th most frequent is 1 / i times as frequent as the first."""
     weights = 1 / np.arange(1, _WORDS + 1)

@@ -127,7 +127,7 @@ class _Counter(ast.NodeVisitor):
         if name == "to" and isinstance(node.func, ast.Attribute):
             return self._converted(self._value(node.func.value), ast.unparse(node.args[0]).removeprefix("tl."))
         if name in _ADDRESSED:
-            return self._accessed(node)
+            return self._accessed(node, _ATOMIC if name == "atomic_add" else _ACCESS)
         if name in _SHAPED:
             return _shaped(ast.unparse(node))
         value = _joined([self._value(argument) for argument in node.args])
@@ -145,11 +145,11 @@ class _Counter(ast.NodeVisitor):
             self._add(value, Instructions(_TO.get(to, 1)))
         return value._replace(double=to == "float64")
 
-    def _accessed(self, node: ast.Call) -> _Value:
+    def _accessed(self, node: ast.Call, instructions: Instructions) -> _Value:
         """A load or a store, whose address differs along some axes, or its value does."""
         with self._addressing(True):
             value = _joined([self._value(argument) for argument in node.args])
-        self._add(value, _ATOMIC if ast.unparse(node.func).endswith("atomic_add") else _ACCESS)
+        self._add(value, instructions)
         return value._replace(double=False)
 
     @contextlib.contextmanager
