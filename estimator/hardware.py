@@ -50,6 +50,10 @@ _HOST_COSTS = (
     "wrapper_us",
     "wrapped_tensor_us",
     "functional_collective_us",
+    "gather_us",
+    "gathered_parameter_us",
+    "reduction_us",
+    "reduced_parameter_us",
 )
 _FILES = ("measured", "calibrated", "corrected", "run_corrected")
 Capability = Annotated[int, Within(0, 99)]

@@ -11,6 +11,9 @@ One host thread per rank walks the trace in order (Maya's dispatch queue). Each 
                 + wrapper_us for each tensor subclass that took the call apart (DTensor's dispatch: its sharding
                 decision, the local operator, the result's wrapping), views included, and wrapped_tensor_us for each tensor
                 beyond a plain operator's
+                + gather_us for FSDP2's copy into the buffer of a gathering and gathered_parameter_us for each of its
+                parameters (the hooks that gather a group of parameters and release it), reduction_us and
+                reduced_parameter_us for the copy into the buffer of a reduction
                 + host_gb_us for each GB of its tensors if the host itself works on them (CPU offload: the norm of the
                 gradients, the optimizer's step)
     Collective  collective_us, functional_collective_us if it is one of those that return new tensors (tensor
@@ -66,6 +69,7 @@ from autosac.trace import (
 _PLAIN_TENSORS = 6
 _COMPILED_PREFIXES = ("triton.", "inductor.")
 _FUNCTIONAL_PREFIX = "_c10d_functional."
+_GATHERING, _REDUCTION = "fsdp.all_gather_copy_in.default", "fsdp.chunk_cat.default"
 _BITS = re.compile(r"\d+")
 _STREAM_OPS = (EventRecord, EventWait, StreamWait, WorkWait, RecordStream)
 
@@ -79,8 +83,9 @@ class HostModel:
     stated for a host that issues an eager CUDA operator in 6 us; `scaled` adapts them to one that is faster
     or slower. `wrapper_us` and `functional_collective_us` are those of whole layers under tensor parallelism: nine times as
     much Python as the same layers have without it (`python -m benchmarks.dtensor_host`); a single operator in a loop
-    costs half as much. `host_gb_us` is that of one core, since torchrun gives each process one thread: fused AdamW, norms and
-    clipping go through 19.5 to 22.5 GB of their tensors in a second (`python -m benchmarks.host_work`).
+    costs half as much. FSDP2's hooks are those of whole models, less 65 us for the events of a gathering
+    (`python -m benchmarks.fsdp_host`). `host_gb_us` is that of one core, since torchrun gives each process one thread: fused
+    AdamW, norms and clipping go through 19.5 to 22.5 GB of their tensors in a second (`python -m benchmarks.host_work`).
     """
 
     eager_op_us: float = 6.0
@@ -97,6 +102,10 @@ class HostModel:
     wrapped_tensor_us: float = 3.0
     collective_us: float = 30.0
     functional_collective_us: float = 200.0
+    gather_us: float = 270.0
+    gathered_parameter_us: float = 18.0
+    reduction_us: float = 30.0
+    reduced_parameter_us: float = 8.0
     stream_op_us: float = 1.2
     module_us: float = 0.5
     sync_us: float = 6.0
@@ -138,6 +147,10 @@ INSTANT_HOST = HostModel(
     wrapped_tensor_us=0,
     collective_us=0,
     functional_collective_us=0,
+    gather_us=0,
+    gathered_parameter_us=0,
+    reduction_us=0,
+    reduced_parameter_us=0,
     stream_op_us=0,
     module_us=0,
     sync_us=0,
@@ -205,8 +218,18 @@ def _operator_us(signature: Signature, host: HostModel, phase: Phase) -> float:
         + listed_us(signature, host) * max(0, extra)
         + (host.recompute_op_us if phase == Phase.RECOMPUTE else 0.0)
         + host.host_gb_us * _on_host_bytes(signature) / 1e9
+        + _sharding_us(signature, host)
         + dispatch_us
     )
+
+
+def _sharding_us(signature: Signature, host: HostModel) -> float:
+    """What FSDP2's hooks cost beside their events: with the copy into the buffer of a gathering or a reduction."""
+    if signature.name == _GATHERING:
+        return host.gather_us + host.gathered_parameter_us * len(signature.inputs)
+    if signature.name == _REDUCTION:
+        return host.reduction_us + host.reduced_parameter_us * len(signature.inputs)
+    return 0.0
 
 
 def listed_us(signature: Signature, host: HostModel) -> float:

@@ -157,6 +157,25 @@ def test_what_takes_calls_apart_costs(job):
     assert (host_costs(wrapped, host) * 1e3).tolist() == pytest.approx([21, 22, 1 + 10 + 30, 5 + 20, 7 + 10])
 
 
+def test_fsdps_hooks_cost_with_their_copies(job):
+    """A gathering of two parameters costs its 1, its hooks' 10 and 3 for each, a reduction its 1, 20 and 5 for each."""
+    host = replace(
+        INSTANT_HOST,
+        eager_op_us=1,
+        gather_us=10,
+        gathered_parameter_us=3,
+        reduction_us=20,
+        reduced_parameter_us=5,
+    )
+    step = job().op(1).op(1).op(1).trace
+    pair = step.signatures[0]._replace(inputs=(TensorMeta((8,), (1,), "float32"),) * 2)
+    names = ("fsdp.all_gather_copy_in.default", "fsdp.split_with_sizes_copy.default", "fsdp.chunk_cat.default")
+    signatures = tuple(pair._replace(name=name) for name in names)
+    events = tuple(event._replace(signature=i) for i, event in enumerate(step.events))
+    sharded = replace(step, signatures=signatures, events=events)
+    assert (host_costs(sharded, host) * 1e3).tolist() == pytest.approx([1 + 10 + 6, 1, 1 + 20 + 10])
+
+
 def test_the_host_goes_through_what_it_works_on(job):
     """Two lists of 500,000 float32 and one of 1,000,000 bool on the host are 5 MB; a copy from the device is the device's."""
     host = replace(INSTANT_HOST, optimizer_op_us=2.0, host_gb_us=1000.0)
