@@ -32,7 +32,10 @@ def join_plans(
         planned.append(stage)
     own = [stage.simulation for stage in planned]
     pipeline = steps.pipeline(own)  # held: `steps` keeps the last one only
-    predictions = {"autosac": _prediction(own, steps), **joint_predictions(baselines, steps)}
+    predictions = {
+        "autosac": _prediction(own, steps, _free_ms(baselines, steps)),
+        **joint_predictions(baselines, steps),
+    }
     together = pipeline.joined()
     first = planned[0].plan
     assert all(stage.plan.settings.memory_budget == first.settings.memory_budget for stage in planned)
@@ -60,7 +63,7 @@ def joint_predictions(
     done with those that are there.
     """
     steps = steps or JointSteps()
-    found = {}
+    found, free_ms = {}, _free_ms(baselines, steps)
     for name in baselines[0]:
         stages: list[Simulation] = []
         for stage in baselines:
@@ -68,18 +71,27 @@ def joint_predictions(
                 stages.append(stage[name])
                 stages[-1].work_ahead()
         if len(stages) == len(baselines):
-            found[name] = _prediction(stages, steps)
+            found[name] = _prediction(stages, steps, free_ms)
     return found
 
 
-def _prediction(stages: Sequence[Simulation], steps: JointSteps) -> Prediction:
-    """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself."""
+def _free_ms(baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps) -> float:
+    """The step of all stages without checkpointing."""
+    return steps.step_ms([stage["none"] for stage in baselines], is_beside=True)
+
+
+def _prediction(stages: Sequence[Simulation], steps: JointSteps, free_ms: float) -> Prediction:
+    """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself.
+    Recomputation is a part of a compiled backward: there, it is what the step takes longer than `free_ms`.
+    """
+    step_ms = steps.step_ms(stages, is_beside=True)
+    compiled = any(stage.trace.info.compiled for stage in stages)
     return Prediction(
-        step_ms=steps.step_ms(stages, is_beside=True),
+        step_ms=step_ms,
         peak_active_bytes=max(stage.peak_active_bytes for stage in stages),
         peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in stages),
         fits=all(stage.fits for stage in stages),
-        recompute_ms=max(stage.recompute_ms for stage in stages),
+        recompute_ms=max(0.0, step_ms - free_ms) if compiled else max(stage.recompute_ms for stage in stages),
     )
 
 
@@ -93,9 +105,11 @@ def _notes(planned: Sequence[Planned], together: Sequence[Simulation]) -> tuple[
         peak = simulation.peak_bytes(stage.plan.made_for.budget_kind)
         recompute_ms = simulation.recompute_ms
         hidden = f" ({max(0.0, recompute_ms - exposed_ms[position]):.1f} ms of it hidden)" if recompute_ms else ""
+        compiled = simulation.trace.info.compiled  # recomputation is a part of its backward
         notes.append(
             f"stage {position}: {stage.plan.doing}, {peak / budget:.1%} of the budget, "
-            f"{recompute_ms:.1f} ms recomputed{hidden}, {timeline.parts(position).bubble_ms:.1f} ms waiting for other stages"
+            + ("" if compiled else f"{recompute_ms:.1f} ms recomputed{hidden}, ")
+            + f"{timeline.parts(position).bubble_ms:.1f} ms waiting for other stages"
         )
     if sum(exposed_ms):
         notes.append(

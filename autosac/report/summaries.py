@@ -314,6 +314,14 @@ def _msps(decision: Decision) -> str:
     return f"{decision.msps / 2**30:,.1f}"
 
 
+def _recomputation(simulation: Simulation) -> str:
+    breakdown, info = simulation.breakdown, simulation.trace.info
+    checkpointing = info.own_checkpointing if info.checkpointing == "job" else info.checkpointing
+    if info.compiled and checkpointing != "none" and not breakdown.recompute_ms:
+        return "a part of the compiled backward"
+    return f"{format_ms(breakdown.recompute_ms)} ({format_ms(breakdown.hidden_recompute_ms)} hidden)"
+
+
 def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
     """Step time and where it goes, peak memory and the verdict."""
     breakdown = simulation.breakdown
@@ -332,9 +340,7 @@ def simulation_summary(simulation: Simulation, name: str) -> RenderableType:
         ("  waiting for the host", breakdown.host_bound_ms),
     ):
         facts.add_row(label, format_ms(value))
-    facts.add_row(
-        "recomputation", f"{format_ms(breakdown.recompute_ms)} ({format_ms(breakdown.hidden_recompute_ms)} hidden)"
-    )
+    facts.add_row("recomputation", _recomputation(simulation))
     facts.add_row("optimizer", format_ms(breakdown.optimizer_ms))
     if breakdown.communication_ms:
         moving = f"{format_ms(breakdown.communication_ms)} (slows computation beside it by "

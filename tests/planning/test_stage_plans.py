@@ -14,9 +14,9 @@ from autosac.errors import InfeasibleError
 from autosac.planning.closed_loop import Planned
 from autosac.planning.stage_plans import join_plans
 from autosac.plans import Plan, Reasons, Unit
-from autosac.runtime_sim import Timeline
+from autosac.runtime_sim import INSTANT_HOST, Timeline
 from autosac.simulation import Pipeline, Simulation, Target, simulation_of
-from autosac.trace import Trace
+from autosac.trace import Phase, Trace
 from plans import MADE_FOR
 
 STORED = Path(__file__).parents[1] / "golden"
@@ -26,7 +26,7 @@ class Steps:
     """The stored step without checkpointing and under it, on each of FSDP's ranks."""
 
     def __init__(self) -> None:
-        self._target = Target.of("h100-sxm-80gb", 8)
+        self._target = replace(Target.of("h100-sxm-80gb", 8), host=INSTANT_HOST)
         self._traces = {name: Trace.load(STORED / f"{name}.trace") for name in ("observed", "outer")}
         self._known: dict[tuple[str, int], Simulation] = {}
 
@@ -90,6 +90,29 @@ def test_stages_become_one_plan(steps: Steps) -> None:
         "every stage: alike",
         "stage 0: mine",
     )
+
+
+def test_recomputation_of_compiled_stages_is_what_their_step_takes_longer(steps: Steps) -> None:
+    """It is a part of their backwards, so that the traces do not tell it: a stage's line does not say it either."""
+
+    def compiled(name: str, rank: int) -> Simulation:
+        step = steps.on(name, rank)
+        events = tuple(
+            event._replace(phase=Phase.BACKWARD) if getattr(event, "phase", None) is Phase.RECOMPUTE else event
+            for event in step.trace.events
+        )
+        info = replace(step.trace.info, compiled=True)
+        return simulation_of(replace(step.trace, info=info, events=events), step.target)
+
+    none, full = ([compiled(name, rank) for rank in (0, 1)] for name in ("observed", "outer"))
+    baselines = [{"none": free, "full": other} for free, other in zip(none, full, strict=True)]
+    found = join_plans([planned(stage, unit) for stage, unit in zip(full, "ab", strict=True)], baselines)
+    assert isinstance(found, Planned)
+    predictions = found.plan.predictions
+    longer_ms = predictions["full"].step_ms - predictions["none"].step_ms
+    assert longer_ms > 0 == predictions["none"].recompute_ms
+    assert predictions["full"].recompute_ms == predictions["autosac"].recompute_ms == longer_ms
+    assert not any("recomputed" in note for note in found.notes)
 
 
 def test_each_step_of_all_stages_is_executed_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,21 @@ def test_interference_on_and_off_differ_in_the_report(job) -> None:
     assert "slows computation beside it by 0.0 ms" not in text(simulation_summary(on, "on"))
 
 
+def test_recomputation_in_compiled_steps_is_said_to_be_a_part_of_them(job) -> None:
+    """Where the step is checkpointed, by the job itself or in its place; else there is none."""
+    trace = job().op(1).trace
+
+    def recomputation(checkpointing: str, own: str) -> str:
+        info = replace(trace.info, compiled=True, checkpointing=checkpointing, own_checkpointing=own)
+        step = Simulation(trace=replace(trace, info=info), target=Target.of("h100-sxm-80gb", 2))
+        return next(line for line in text(simulation_summary(step, "it")).splitlines() if "recomputation" in line)
+
+    for checkpointing, own in (("full", "none"), ("plan", "none"), ("job", "selective")):
+        assert "a part of the compiled backward" in recomputation(checkpointing, own)
+    for checkpointing, own in (("none", "selective"), ("job", "none")):
+        assert "0.0 ms (0.0 ms hidden)" in recomputation(checkpointing, own)
+
+
 def _without_storages(trace: Trace, event: Any) -> Any:
     """The event with tensors that are not on the device, as many as its signature says."""
     if not hasattr(event, "inputs") or event.signature < 0:
