@@ -197,13 +197,23 @@ class StepCosts:
         step_ms = self._base.step_ms
         executions = self._planning.executions
         total_ms = sum(ms * len(executions[u]) for u, ms in host_work_ms.items())
-        host_ms = float(self._base.timeline.problem.host_ms[self._base.stage].sum())
-        if host_ms + total_ms < (1 - _NOTICEABLE) * step_ms:
+        if self._late_ms(keeping) < _NOTICEABLE * step_ms:
             return dict.fromkeys(keeping, 0.0)
         grown_ms = self.step(keeping).makespan_ms - step_ms
         if grown_ms < _NOTICEABLE * step_ms:
             return dict.fromkeys(keeping, 0.0)
         return {u: grown_ms * ms / total_ms for u, ms in host_work_ms.items()}
+
+    def _late_ms(self, added: Mapping[int, AddedWork]) -> float:
+        """By how much the host is late with a launch, at the most, if it does this work and nothing waits for it: then no
+        kernel begins later than that.
+        """
+        rank = self._base.timeline.ranks[self._base.stage]
+        before = self._base.timeline.problem
+        more_ms = self.adding(before, added).host_ms[self._base.stage] - before.host_ms[self._base.stage]
+        launched = (rank.engine >= 0) & (rank.engine < Engine.HOST)
+        late_ms = (rank.host_end_ms + np.cumsum(more_ms) - rank.start_ms)[launched]
+        return float(late_ms.max(initial=0.0))
 
     def _absorbed(self, added: Mapping[int, AddedWork], grown: Timeline) -> dict[int, float]:
         """Per unit, how much of one execution's added work the step did not feel (negative: it felt more than that)."""

@@ -2,8 +2,8 @@
 
 Every layer's forward is aten.a (2 ms, 1 MiB), aten.b (2.5 ms, 1 MiB) and aten.c (1 ms, the layer's output, 4 KiB); its
 backward one operator of 2 ms that reads them. A gather of `gather_ms` for the layer below begins with it, and that layer's
-backward waits for the gather. An operator of the optimizer may end the step (`tail_ms`). The host costs nothing
-and nothing interferes.
+backward waits for the gather. An operator of the optimizer may end the step (`tail_ms`), and the host may wait for it
+(`waits`). The host costs nothing and nothing interferes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from autosac.trace import (
     EventWait,
     Free,
     Group,
+    HostWait,
     Label,
     ModuleEnter,
     ModuleExit,
@@ -60,6 +61,7 @@ class Layers:
         tail_ms: float = 0.0,
         slowness: float = 1.0,
         first: int = 0,
+        waits: bool = False,
     ) -> None:
         self.slowness = slowness
         self.events: list[Event] = []
@@ -77,6 +79,8 @@ class Layers:
         self.add(Free(0))
         if tail_ms:
             self.add(Op(list(SIGNATURES).index("c"), 0, 0, Phase.OPTIMIZER, 0, (), ()), tail_ms)
+        if waits:
+            self.add(HostWait(-1, -1, "device"))
         self.trace = trace_of(
             self.events,
             signatures=SIGNATURES.values(),
@@ -170,7 +174,9 @@ class Job:
         stage: int = 0,
         rank: int = 0,
         slowness: float = 1.0,
+        waits: bool = False,
     ) -> None:
+        self.waits = waits
         self.rank, self.slowness, self.first = rank, slowness, rank * count
         self.count, self.gather_ms, self.host, self.tail_ms = count, gather_ms, host, tail_ms
         self.ranks, self.stage = ranks, stage
@@ -178,7 +184,7 @@ class Job:
 
     def simulated(self, policy: Mapping[int, set[str]], selective: tuple[str, ...] = ()) -> Simulation:
         """The step under a policy."""
-        layers = Layers(self.count, self.gather_ms, policy, self.tail_ms, self.slowness, self.first)
+        layers = Layers(self.count, self.gather_ms, policy, self.tail_ms, self.slowness, self.first, self.waits)
         pricing = Pricing(
             event_ms=np.array(layers.ms),
             source=("given",),

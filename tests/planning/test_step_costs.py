@@ -220,6 +220,19 @@ def test_a_slow_host_pays_for_every_operator(make_job: MakeJob) -> None:
     assert len(best.plan.units) == 1 and not any(decision.keep for decision in best.plan.units[0].decisions)
 
 
+def test_a_host_that_waits_before_each_step_is_late_in_its_forward(make_job: MakeJob) -> None:
+    """An optimizer of 500 ms follows, so that the step takes longer than all that the host does, policies' work included. If
+    the host is ahead of it with the next step, they cost nothing; if it waits for its end, what they cost without it.
+    """
+    free, ahead, waiting = (
+        Planner(make_job(gather_ms=1.0, host=SLOW_HOST, tail_ms=tail_ms, waits=waits).observed(), goal(5)).costs()
+        for tail_ms, waits in ((0.0, False), (500.0, False), (500.0, True))
+    )
+    assert free is not None and ahead is None and waiting is not None
+    assert [cost.plain_ms for cost in waiting] == pytest.approx([16.0, 18.0, 18.0, 18.0])
+    assert waiting == free
+
+
 def test_more_memory_never_means_a_slower_plan(make_job: MakeJob) -> None:
     """Plans for several budgets, in any order given, get faster with the budget; each is within its own."""
     job = make_job(count=6)
