@@ -143,11 +143,13 @@ class ScriptCaptures(StepCaptures):
     """Of one rank of a script, whose step as it is has been `found`. The GPU never runs out of memory meanwhile."""
 
     def __init__(self, request: ScriptRequest, target: Target, template: Template, found: Simulation) -> None:
-        """Checks nothing: the template does, which runs the script."""
+        """`request`: so many steps that the script comes to the one that was found. Checks nothing: the template does, which
+        runs the script.
+        """
         super().__init__()
         self.found = found if found.pipeline is None else found.pipeline.stages[found.stage]
         self._template = template
-        self._request = replace(request, quiet=True, unlimited=True, steps=1)
+        self._request = replace(request, quiet=True, unlimited=True)
         self._target = target
         self.rank = request.rank
 

@@ -32,6 +32,7 @@ class StepDifferences:
     def report(self, size: StepSize, calls: Counter[int], before: Counter[int]) -> None:
         """The step that is reported has ended. `calls` counts its operators by kind, `before` those up to its update."""
         self._reported, self._calls, self._calls_before = size, calls, before
+        self._later = []
 
     def are_many(self, calls: Counter[int], *, ended: bool = True) -> bool:
         """Whether a later step calls so much else that its time is another one. One that has not `ended` has made its update:

@@ -315,11 +315,20 @@ class ScriptRun:
         )
 
     def _together(self, simulation: Simulation) -> Simulation:
-        """The step with those of other distinct ranks."""
-        if self._exchange is None:
+        """The step with those of other distinct ranks; alone where another optimizer has taken over, of which they may know
+        nothing yet.
+        """
+        if self._exchange is None or self._shown is not None:
             return simulation
         others = [Trace.load(folder / TRACE, trusted=True) for folder in self._exchange.together()]
         return ranks_of((simulation.trace, *others), self._target)[0] if others else simulation
+
+    def taken_over(self, number: int) -> None:
+        """Its next step is reported, in place of the one before."""
+        if self._steps.forward.active:
+            self._note(f"another optimizer trains from step {number} on, of which nothing is computed (--fast-forward)")
+        else:
+            self._note(f"another optimizer trains from step {number} on: a step of that is reported")
 
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""

@@ -20,11 +20,16 @@ A call of `Optimizer.step` without a backward since the last one does not end an
 of the parameters after the other. How many such calls there are is learnt from the first iteration, which therefore counts as
 so many steps; the one that is kept comes later.
 
+Another optimizer takes the first one's place where that is gone, or has been silent for so long that it will hardly step
+again: layers thaw, a search for a learning rate is over. The steps that follow are others; one of them is kept.
+
 Every step is recorded. What it did to memory becomes a part of the prologue when the next one begins (`EventLog`).
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -45,6 +50,7 @@ from autosac.capture.record.recorder import Recorder
 _DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
 _ALLOCATIONS = (torch.ops.aten.empty_strided.default, torch.ops.aten.empty.memory_format)  # of compiled code, mostly
 _MOST_ASIDE = 32  # a script that goes on like that trains on another stream
+_SILENT = 32  # steps of another optimizer, each after a backward, between two of the first one
 
 
 class StopScript(BaseException):
@@ -69,6 +75,9 @@ class ScriptListener(Protocol):
     def operator_ran(self) -> None:
         """The recorder has logged an operator."""
 
+    def taken_over(self, number: int) -> None:
+        """In this step another optimizer has taken the first one's place."""
+
 
 class ScriptSteps:
     """Stands between the dispatch mode and the recorder (an OperatorLog) and finds the steps.
@@ -92,7 +101,10 @@ class ScriptSteps:
         self._unlike = 0  # the last step that is known not to be like those that follow
         self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
-        self._first: torch.optim.Optimizer | None = None
+        self._first: weakref.ref[torch.optim.Optimizer] | None = None
+        self._others: dict[int, int] = {}  # steps of other optimizers since the first one's last, each after a backward
+        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._is_fresh = False  # a backward has run since any optimizer stepped
         self._is_over = False
         self.over_at = 0
         self._has_run_backward = self._has_stepped = False
@@ -181,22 +193,45 @@ class ScriptSteps:
 
     def differentiated(self) -> None:
         """A backward has run, or would have."""
-        self._has_gradients = self._has_run_backward = True
+        self._has_gradients = self._has_run_backward = self._is_fresh = True
         self._has_changed = False
 
     def _before(self, optimizer: torch.optim.Optimizer) -> None:
         self._updating += 1
         if self._first is None:
-            self._first, self._by_hand, self._calls = optimizer, self.complete, 0
+            self._first, self._by_hand, self._calls = weakref.ref(optimizer), self.complete, 0
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         self._updating = max(0, self._updating - 1)
         if self._updates is not None:
-            self._updates += optimizer is self._first
-        elif self._marker is None and optimizer is self._first:
+            self._updates += self._is_first(optimizer)
+        elif self._marker is None and (self._is_first(optimizer) or self._takes_over(optimizer)):
+            self._others.clear()
             self._learn()
             self._has_gradients = False
             self._stepped()
+        self._met.add(optimizer)
+        self._is_fresh = False
+
+    def _is_first(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self._first is not None and self._first() is optimizer
+
+    def _takes_over(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this step is one of an optimizer that has taken the first one's place. The step under way was begun for the
+        first one, and the one that is kept comes later.
+        """
+        if self._first is None or not self.number or not self._is_fresh:
+            return False
+        self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
+        if optimizer not in self._met:
+            gc.collect()  # optimizers and schedulers refer to each other
+        if self._first() is not None and self._others[id(optimizer)] < _SILENT:
+            return False
+        self._first, self._calls, self._has_stepped = weakref.ref(optimizer), 0, False
+        if not self.forward.active:
+            self.pass_over(self.number)
+        self._listener.taken_over(self.number)
+        return True
 
     def _learn(self) -> None:
         """How many calls there are in an iteration: those up to the next one with a backward before it."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch.nn import Module
@@ -97,7 +98,7 @@ class Recorder:
         self.regions: list[Region] = []
         self.traced: dict[str, list[Any]] = {}  # by units: the operators that the compiler met (`TraceInfo.traced`)
         self.model_parts: list[torch.nn.Module] = []
-        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.uses_ddp = False
         self.cleared: Callable[[int], None] = lambda first: None
         self._additions: EngineAdditions | None = None

@@ -1,0 +1,89 @@
+"""Scripts whose first optimizer is not their last: layers thaw, a search for a learning rate is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+
+body, head = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda(), nn.Linear(256, 8).cuda()
+body.requires_grad_(False)
+kept = []
+
+
+def train(optimizer, steps, batch):
+    if "keep" in sys.argv:
+        kept.append(optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        head(body(torch.randn(batch, 256).cuda())).sum().backward()
+        optimizer.step()
+        print("peak", torch.cuda.max_memory_allocated() >> 10, flush=True)
+
+
+train(torch.optim.AdamW(head.parameters()), 2, 64)
+print("between", torch.cuda.memory_allocated(), flush=True)
+body.requires_grad_(True)
+train(torch.optim.AdamW([*body.parameters(), *head.parameters()]), int(sys.argv[1]), 4096)
+"""
+ADVERSARIES = """
+import torch
+from torch import nn
+
+writer, critic = nn.Linear(64, 64).cuda(), nn.Linear(64, 1).cuda()
+of_writer, of_critic = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (writer, critic))
+for step in range(3):
+    of_writer.zero_grad()
+    critic(writer(torch.randn(8, 64).cuda())).sum().backward()
+    of_writer.step()
+    for _ in range(5):
+        of_critic.zero_grad()
+        critic(torch.randn(8, 64).cuda()).sum().backward()
+        of_critic.step()
+"""
+TAKEN_OVER = "another optimizer trains from step 3 on: a step of that is reported"
+
+
+def _peaks(printed: str) -> list[int]:
+    return [int(line.split()[1]) for line in printed.splitlines() if line.startswith("peak")]
+
+
+def _between(printed: str) -> int:
+    return next(int(line.split()[1]) for line in printed.splitlines() if line.startswith("between"))
+
+
+def test_the_second_optimizers_step_is_reported(run: Any) -> None:
+    """Two steps train the head; of five that train all, of a batch 64 times as large, the second is reported: step 4."""
+    ended = run(SCRIPT, "--steps", "0", "--quiet", arguments=("5",))
+    assert ended.returncode == 0, ended.stderr
+    assert "step 4 of the 7 that the script ran" in ended.stdout and TAKEN_OVER in ended.stdout
+    first, _, third, *later = _peaks(ended.stdout)
+    assert third > first and len(later) == 4 and len(set(later)) == 1
+
+
+def test_one_that_is_still_there_is_replaced_after_32_steps(run: Any) -> None:
+    """They are one step, the third, and the eight after them are eight. What the first one holds stays: two moments of the
+    head's parameters, 8,192 and 512 bytes each.
+    """
+    ended = run(SCRIPT, "--steps", "0", "--quiet", arguments=("40", "keep"))
+    assert ended.returncode == 0, ended.stderr
+    assert "step 4 of the 11 that the script ran" in ended.stdout and TAKEN_OVER in ended.stdout
+    gone = run(SCRIPT, "--steps", "0", "--quiet", arguments=("1",))
+    assert _between(ended.stdout) - _between(gone.stdout) == 2 * (8192 + 512)
+
+
+def test_a_plan_is_made_for_the_second_optimizers_step(run: Any) -> None:
+    """100 MiB are enough for the first one's steps, and too little for that: 4,096 rows of 256 numbers are 4 MiB a layer."""
+    ended = run(SCRIPT, "--plan", "100MiB", "--quiet", arguments=("5",))
+    assert ended.returncode == 1
+    assert max(_peaks(ended.stdout)[:2]) < 80 << 10
+    assert "no plan meets 100.0 MiB reserved" in ended.stderr
+
+
+def test_optimizers_that_alternate_go_on_to(run: Any) -> None:
+    """Each of the generator's steps is followed by five of the critic's, of which none begins a step."""
+    ended = run(ADVERSARIES, "--steps", "0", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert "step 2 of the 3 that the script ran" in ended.stdout and "another optimizer" not in ended.stdout
