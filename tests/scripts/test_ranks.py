@@ -461,3 +461,40 @@ def test_the_error_names_all_ranks_that_have_no_plan(run: Any) -> None:
     )
     assert [rank for rank, _ in needed] == ["0", "1"]
     assert float(needed[0][1]) + 256 <= float(needed[1][1])
+
+
+LOSS_OF_THE_LAST = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    if rank == 0:
+        sent = model(torch.randn(256, 64).cuda())
+        dist.send(sent.detach(), 1)
+        gradient = torch.empty(256, 64, device="cuda")
+        dist.recv(gradient, 1)
+        sent.backward(gradient); loss = torch.zeros((), device="cuda")
+    else:
+        got = torch.empty(256, 64, device="cuda", requires_grad=True)
+        dist.recv(got.data, 0)
+        loss = model(got).square().mean()
+        loss.backward()
+        dist.send(got.grad, 0)
+    optimizer.step()
+    loss = loss.detach()
+    dist.broadcast(loss, src=1)
+    if rank == 0:
+        print(f"loss {loss.item():.3f}", flush=True)
+"""
+
+
+def test_a_loss_that_the_last_rank_computes_is_not_the_first_ones_zero(run: Any) -> None:
+    """The first rank receives it in place of its zero: a number that it does not know, and that falls."""
+    ended = run(LOSS_OF_THE_LAST, "--nproc", "2", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    losses = [float(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("loss")]
+    assert losses[0] == 10.0 and losses == sorted(losses, reverse=True) and losses[-1] > 5

@@ -123,6 +123,8 @@ def _exchange(peers: Peers, name: str, args: Any) -> None:
             found = peers.broadcast(group, peer, known, tensor.dtype) if is_message else None
             if found is not None:
                 _expect(tensor, found)
+            elif not is_message and peer != torch.distributed.get_rank() and _is_empty(known):
+                forget(tensor)
         elif not is_message:
             peers.needs(peer)
             if name == "recv_":
@@ -131,6 +133,14 @@ def _exchange(peers: Peers, name: str, args: Any) -> None:
             peers.send(group, peer, known)
         else:
             _expect(tensor, peers.receive(group, peer, tensor.dtype))
+
+
+def _is_empty(known: torch.Tensor | None) -> bool:
+    """Whether values are zeros, as of a tensor that only waits for another rank's (a loss that the last stage computes)."""
+    if known is None or known.is_meta:
+        return False
+    with torch._C._DisableTorchDispatch():
+        return not bool(known.count_nonzero())
 
 
 def _expect(tensor: Any, later: Later) -> None:

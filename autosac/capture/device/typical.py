@@ -96,6 +96,14 @@ def give(func: Any, args: Any, out: Any, value: float) -> None:
         viewed = args[0] if getattr(func, "is_view", False) else first
         comes = not first.is_inference() and func.namespace == "aten" and mutates(func)
         elements.give(first, value, version(viewed), comes)
+        if func.overloadpacket is aten.copy_ and first.dtype.is_floating_point and first._is_view():
+            _give_base(first._base, value, version(viewed), comes)
+
+
+def _give_base(base: Any, value: float, seen: int, comes: int) -> None:
+    """What is written to a part of a buffer (``buffer[t] = x``) is what all of it is like: others are written to, too."""
+    if isinstance(base, FakeTensor) and shadow(base) is None:
+        elements.give(base, value, seen, comes)
 
 
 def scale(tensor: FakeTensor, by: float) -> None:
@@ -188,6 +196,14 @@ def _same(args: Any, kwargs: Any, out: Any) -> float | None:
     return mark(args[0])
 
 
+def _chosen(args: Any, kwargs: Any, out: Any) -> float | None:
+    """Elements at unknown places, as those of actions that were drawn, are like all others; so is what is copied."""
+    found, known = typical(args[0]), shadow(args[0])
+    if found is not None or known is None or known.is_meta or not known.numel():
+        return found
+    return mean_of(known) if known.dtype.is_floating_point else None
+
+
 def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
     found = [typical(x) for x in args[0]]
     return None if any(x is None for x in found) else found[0]
@@ -259,6 +275,12 @@ def _compared(args: Any, kwargs: Any, out: Any) -> float:
     return 0.5 if a == b else 1.0
 
 
+def _is_nothing(args: Any, sign: float) -> bool:
+    """Whether a difference of which nothing is left is compared with a number of this sign: it is not that far from zero."""
+    bound = args[1] if len(args) > 1 else None
+    return isinstance(bound, (int, float)) and bound * sign > 0 and typical(args[0]) == 0
+
+
 def _mean_index(args: Any, kwargs: Any, position: int = 1) -> float | None:
     """Of the best one along the dimension that is the argument at this position."""
     dim = args[position] if len(args) > position else kwargs.get("dim", -1)
@@ -284,7 +306,7 @@ def _clamped(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 def _copied(args: Any, kwargs: Any, out: Any) -> float | None:
-    return typical(args[1])
+    return _chosen(args[1:], kwargs, out)
 
 
 def _cast(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -339,17 +361,23 @@ def _added_up_functionally(args: Any, kwargs: Any, out: Any) -> float | None:
 
 
 _SAME = (
-    "alias clone contiguous detach expand flip gather index index_select mean permute repeat reshape "
+    "alias clone contiguous detach expand flip mean permute repeat reshape "
     "roll select slice squeeze t to transpose unbind split chunk unsqueeze view _unsafe_view _reshape_alias nan_to_num "
     "nanmean amax amin max min"
 )
 _RULES: dict[Any, Rule] = {
     **{getattr(aten, name): _same for name in _SAME.split() if hasattr(aten, name)},
+    **dict.fromkeys((aten.gather, aten.index, aten.index_select), _chosen),
     aten._log_softmax: _log_softmax,
     aten._softmax: lambda args, kwargs, out: Share(1.0 / _classes(args, kwargs, out)),
     aten.sigmoid: lambda *_: 0.5,
     aten.ne: lambda *_: 1.0,
-    **dict.fromkeys((aten.gt, aten.ge, aten.lt, aten.le), _compared),
+    **dict.fromkeys(
+        (aten.gt, aten.ge), lambda args, kwargs, out: 0.0 if _is_nothing(args, 1.0) else _compared(args, kwargs, out)
+    ),
+    **dict.fromkeys(
+        (aten.lt, aten.le), lambda args, kwargs, out: 0.0 if _is_nothing(args, -1.0) else _compared(args, kwargs, out)
+    ),
     aten.eq: _equal,
     **dict.fromkeys((aten.bitwise_not, aten.logical_not), _inverted),
     aten.argmax: lambda args, kwargs, out: _mean_index(args, kwargs),
