@@ -56,6 +56,8 @@ _WORTH = 1e-4
 # Where a plan leaves some of the budget, units recompute less if the step is longer than without checkpointing by this share.
 _WORTH_RELAXING = 3e-3
 _RELAXING_ROUNDS = 2
+# Where policies keep at least this share of the budget whatever they decide, plans of whole modules are tried.
+_MUCH_KEPT = 0.02
 # A step that is not shorter than this share of the one before is no reason to go on.
 _SHORTER = 0.999
 
@@ -116,6 +118,7 @@ class Search:
                 self._failure = f"only memory budgets of the compiler's partitioner were tried: {e}"
             return self._fastest(goal)
         self.fit(goal, None)
+        self._leave(goal)
         best = self._fastest(goal)
         if best is None:
             return None
@@ -227,6 +230,17 @@ class Search:
                 return
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
 
+    def _leave(self, goal: Goal) -> None:
+        """Relax the plan that recomputes everything, which is no policy of the solver's: its policies keep what is random, and
+        that may be most of what a budget leaves. Only where steps are derived.
+        """
+        smallest = self._planner.smallest()
+        if self._planner.always_kept_bytes(smallest) < _MUCH_KEPT * goal.budget_bytes:
+            return
+        candidate = self._candidates.verify(smallest)  # the capture from which others are derived, mostly
+        if candidate.fits(goal) and self._verifier.derived(smallest) is not None:
+            self._relax_one(goal, candidate)
+
     def _spend(self, goal: Goal) -> None:
         """Try plans for what the best one leaves of the budget; for a half and a quarter of that where they do not fit.
 
@@ -257,16 +271,20 @@ class Search:
                 return
             if best.simulation.step_ms - self._planner.base.step_ms < _WORTH_RELAXING * best.simulation.step_ms:
                 return
-            left_bytes = goal.budget_bytes - best.simulation.peak_bytes(goal.budget_kind)
-            for plans in self._planner.relaxations(best.plan):
-
-                def fits(i: int, plans: Sequence[Relaxed] = plans, costs: Costs | None = best.costs) -> bool:
-                    self._progress(f"recomputing less in {i + 1} of {len(plans)} modules")
-                    return self._candidates.verify(plans[i].plan, costs=costs).fits(goal)
-
-                find_border(fits, max(0, sum(p.more_bytes <= left_bytes for p in plans) - 1), len(plans))
+            self._relax_one(goal, best)
             if self._fastest(goal) is best:
                 return
+
+    def _relax_one(self, goal: Goal, candidate: Candidate) -> None:
+        """Verify, of each sequence, the plan that recomputes least and fits, and some around it."""
+        left_bytes = goal.budget_bytes - candidate.simulation.peak_bytes(goal.budget_kind)
+        for plans in self._planner.relaxations(candidate.plan):
+
+            def fits(i: int, plans: Sequence[Relaxed] = plans) -> bool:
+                self._progress(f"recomputing less in {i + 1} of {len(plans)} modules")
+                return self._candidates.verify(plans[i].plan, costs=candidate.costs).fits(goal)
+
+            find_border(fits, max(0, sum(p.more_bytes <= left_bytes for p in plans) - 1), len(plans))
 
     def _climb(self, goal: Goal) -> None:
         """Let single units of the best plan keep something else (`local_search`). Only where steps are derived, and not for
