@@ -10,8 +10,9 @@ has the operator with its source line, its module, and its phase; its category i
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from autosac.files.writing import write_bytes_atomically
 from autosac.memory_sim.allocator_blocks import Block
@@ -22,6 +23,8 @@ from autosac.memory_sim.replay import Outcome, Replay
 from autosac.memory_sim.timeline import simulate_memory
 from autosac.memory_sim.workspaces import WorkspaceModel
 from autosac.trace import Op, Phase, Trace
+
+_Place: TypeAlias = "tuple[list[dict[str, Any]], str]"  # frames and category
 
 
 def memory_snapshot(
@@ -48,7 +51,7 @@ def memory_snapshot(
         limit = replay.allocator.limit_bytes or 0
         actions.append({**oom, "device_free": limit - replay.allocator.reserved_bytes})
     return {
-        "segments": [_segment(run, contexts) for run in replay.allocator.segments(replay.live.values())],
+        "segments": [segment(run, contexts.of) for run in replay.allocator.segments(replay.live.values())],
         "device_traces": [actions],
         "allocator_settings": {"expandable_segments": config.expandable_segments},
     }
@@ -72,15 +75,15 @@ class _Contexts:
         lifetimes = simulate_memory(trace)
         rows = zip(lifetimes.lifetimes.storage.tolist(), lifetimes.categories.tolist(), strict=True)
         self.category = {storage: Category(category).name.lower() for storage, category in rows}
-        self.known: dict[int, tuple[list[dict[str, Any]], str]] = {-1: ([], "unknown")}
+        self.known: dict[int, _Place] = {-1: ([], "unknown")}
 
-    def of(self, context: int) -> tuple[list[dict[str, Any]], str]:
+    def of(self, context: int) -> _Place:
         """(frames, category)."""
         if context not in self.known:
             self.known[context] = self._look_up(context)
         return self.known[context]
 
-    def _look_up(self, context: int) -> tuple[list[dict[str, Any]], str]:
+    def _look_up(self, context: int) -> _Place:
         trace = self.trace
         if 0 <= context < len(trace.storages):
             storage = trace.storages[context]
@@ -117,12 +120,13 @@ def _action(
     }
 
 
-def _segment(run: list[Block], contexts: _Contexts) -> dict[str, Any]:
+def segment(run: list[Block], place: Callable[[int], _Place] = lambda _: ([], "unknown")) -> dict[str, Any]:
+    """A contiguous run of blocks as ``torch.cuda.memory_snapshot`` lists it. `place`: frames and category of a context."""
     active = [block for block in run if not block.is_free]
     blocks = []
     for block in run:
         state = "active_allocated" if block.allocated else "active_pending_free"
-        frames, category = ([], "unknown") if block.is_free else contexts.of(block.context)
+        frames, category = ([], "unknown") if block.is_free else place(block.context)
         blocks.append(
             {
                 "address": block.address,

@@ -6,16 +6,20 @@ operators' own temporaries and cuBLAS's workspaces, of which the first step's or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
+from autosac.capture.cuda.functions import Count
 from autosac.capture.record.recorder import Recorder
 from autosac.memory_sim.allocator import CachingAllocator, OutOfMemoryError
 from autosac.memory_sim.allocator_blocks import Block
 from autosac.memory_sim.workspaces import is_matmul, is_nameless, on_autograd_thread
+from autosac.scripts.memory_counts import ALL, MemoryCounts
 from autosac.simulation import Target
 from autosac.trace import Alloc, EmptyCache, Event, Free, GraphLaunch, Op, RecordStream
 
-_COUNTERS = ("allocated_bytes", "active_bytes", "reserved_bytes")
+_COUNTERS = ("active_bytes", "reserved_bytes")
 
 
 class ScriptMemory:
@@ -31,7 +35,9 @@ class ScriptMemory:
             target.allocator, None if unlimited else hardware.usable_bytes, hardware.context_bytes
         )
         self._outside_bytes = hardware.context_bytes
+        self._counts = MemoryCounts(self.allocator)
         self._live: dict[int, Block] = {}
+        self._held: list[Block] = []  # cuBLAS's workspaces
         self._kept: set[tuple[bool, int]] = set()
         self._streams: set[int] = set()
         self._products: list[Op] = []  # the first ones on side streams that write into memory which is there
@@ -68,7 +74,7 @@ class ScriptMemory:
         elif kind is Free:
             block = self._live.pop(event.storage, None)  # type: ignore[union-attr]
             if block is not None:
-                self.allocator.free(block)
+                self._free(block)
         elif kind is RecordStream:
             if event.storage in self._live:  # type: ignore[union-attr]
                 self.allocator.record_stream(self._live[event.storage], event.stream)  # type: ignore[union-attr]
@@ -89,7 +95,7 @@ class ScriptMemory:
             if stream and len(self._kept) > known:
                 self._products.append(event._replace(stream=stream))
         for block in [self._malloc(size, stream) for size in temporaries]:
-            self.allocator.free(block)
+            self._free(block)
 
     def _own(self, signature: int) -> tuple[bool, tuple[int, ...]]:
         """Whether an operator fetches a cuBLAS handle, and the sizes of its temporaries."""
@@ -103,17 +109,22 @@ class ScriptMemory:
     def _keep_workspace(self, in_backward: bool, stream: int) -> None:
         if self._workspaces.cublas_bytes and (in_backward, stream) not in self._kept:
             self._kept.add((in_backward, stream))
-            self._malloc(self._workspaces.cublas_bytes, stream)
+            self._held.append(self._malloc(self._workspaces.cublas_bytes, stream))
 
     def _malloc(self, nbytes: int, stream: int) -> Block:
         allocator = self.allocator
         block = allocator.malloc(nbytes, stream)
+        self._counts.made(block)
         self._streams.add(stream)
         peaks = self._peaks
         for name in _COUNTERS:
             peaks[name] = max(peaks[name], getattr(allocator, name))
         self.step_peak_bytes = max(self.step_peak_bytes, allocator.active_bytes)
         return block
+
+    def _free(self, block: Block) -> None:
+        self._counts.freed(block)
+        self.allocator.free(block)
 
     @property
     def places(self) -> int:
@@ -148,10 +159,21 @@ class ScriptMemory:
 
     # ---- DeviceMemory -----------------------------------------------------------------------------------------------
 
-    def statistics(self) -> dict[str, tuple[int, int]]:
-        """Present value and peak of each counter, in bytes."""
+    def statistics(self) -> Mapping[str, Mapping[str, Count]]:
+        """See `MemoryCounts`; the peaks of what is active and reserved are those of all allocations."""
         self.follow()
-        return {name: (getattr(self.allocator, name), self._peaks[name]) for name in _COUNTERS}
+        table = self._counts.table(self._blocks())
+        for name, peak in self._peaks.items():
+            table[name][ALL] = table[name][ALL]._replace(peak=peak)
+        return table
+
+    def _blocks(self) -> tuple[Block, ...]:
+        return (*self._live.values(), *self._held)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """See `MemoryCounts.segments`."""
+        self.follow()
+        return self._counts.segments(self._blocks())
 
     def retries(self) -> int:
         """How often the allocator has released its cache to serve a request."""
@@ -166,6 +188,7 @@ class ScriptMemory:
         """Peaks begin anew at the present values."""
         self.follow()
         self._peaks = {name: getattr(self.allocator, name) for name in _COUNTERS}
+        self._counts.reset_peaks()
 
 
 def _size(nbytes: int) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from autosac.capture.cuda import shim, surface
 from autosac.target import TargetGPU
@@ -35,11 +35,31 @@ _STATISTICS = (
 )
 
 
+class Count(NamedTuple):
+    """What there is of something, was at the most, and has been added in all."""
+
+    present: int = 0
+    peak: int = 0
+    added: int = 0
+
+    def changed(self, by: int) -> Count:
+        """So much has come, or (less than 0) has gone."""
+        present = self.present + by
+        return Count(present, max(self.peak, present), self.added + max(0, by))
+
+    def reset(self) -> Count:
+        """The peak begins anew."""
+        return self._replace(peak=self.present)
+
+
 class DeviceMemory(Protocol):
     """Who knows the memory of the simulated device."""
 
-    def statistics(self) -> dict[str, tuple[int, int]]:
-        """Present value and peak, in bytes, of "allocated_bytes", "active_bytes" and "reserved_bytes"."""
+    def statistics(self) -> Mapping[str, Mapping[str, Count]]:
+        """Of everything that `torch.cuda.memory_stats` counts, by its name and pool; what is not counted is missing."""
+
+    def segments(self) -> list[dict[str, Any]]:
+        """As `torch.cuda.memory_snapshot` lists them."""
 
     def retries(self) -> int:
         """How often the allocator has released its cache to serve a request."""
@@ -54,8 +74,11 @@ class DeviceMemory(Protocol):
 class _NoMemory:
     """Before the first allocation."""
 
-    def statistics(self) -> dict[str, tuple[int, int]]:
+    def statistics(self) -> Mapping[str, Mapping[str, Count]]:
         return {}
+
+    def segments(self) -> list[dict[str, Any]]:
+        return []
 
     def retries(self) -> int:
         return 0
@@ -153,7 +176,11 @@ def _functions(gpu: TargetGPU, device_count: int) -> dict[str, Any]:
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_record_memory_history": nothing,
         "_cuda_record_memory_history_legacy": nothing,
-        "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [[]], "allocator_settings": {}},
+        "_cuda_memorySnapshot": lambda *_: {
+            "segments": memory[0].segments(),
+            "device_traces": [[]],
+            "allocator_settings": {},
+        },
         "_cuda_clearCublasWorkspaces": nothing,
         "_scatter": _scatter,
         "_broadcast_coalesced": _broadcast,
@@ -234,10 +261,15 @@ def _memory_statistics() -> dict[str, Any]:
     known = memory[0].statistics()
     found: dict[str, Any] = {}
     for name in _STATISTICS:
-        present, peak = known.get(name, (0, 0))
-        of_all = {"current": present, "peak": peak, "allocated": present, "freed": 0}
-        empty = dict.fromkeys(of_all, 0)
-        found[name] = {counter: of_all if counter == "all" else empty for counter in _COUNTERS}
+        counts = known.get(name, {})
+        for pool in _COUNTERS:
+            count = counts.get(pool, Count())
+            found.setdefault(name, {})[pool] = {
+                "current": count.present,
+                "peak": count.peak,
+                "allocated": count.added,
+                "freed": count.added - count.present,
+            }
     for name in ("oversize_allocations", "oversize_segments"):
         found[name] = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
     found |= {"num_alloc_retries": memory[0].retries(), "num_ooms": 0, "num_sync_all_streams": 0, "max_split_size": -1}

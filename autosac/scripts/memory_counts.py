@@ -1,0 +1,92 @@
+"""What `torch.cuda.memory_stats` counts: allocations, bytes and segments, of all pools and of each.
+
+Allocations and their bytes are counted as they come and go. Segments, and what is left of them beside allocations, are looked
+at when somebody asks: their peaks and sums are those of such moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from autosac.capture.cuda.functions import Count
+from autosac.memory_sim.allocator import CachingAllocator
+from autosac.memory_sim.allocator_blocks import Block
+from autosac.memory_sim.viewer import segment
+
+ALL = "all"
+_POOLS = (ALL, "large_pool", "small_pool")
+_Counts = dict[str, dict[str, Count]]
+
+
+class MemoryCounts:
+    """Of one allocator, whose blocks are told of."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        names = ("allocation", "allocated_bytes", "requested_bytes")
+        self._counts: _Counts = {name: dict.fromkeys(_POOLS, Count()) for name in names}
+        self._looked_at: _Counts = {}
+
+    def made(self, block: Block) -> None:
+        """A block has been allocated."""
+        self._add(block, 1)
+
+    def freed(self, block: Block) -> None:
+        """Its last reference goes; before the allocator is told."""
+        self._add(block, -1)
+
+    def _add(self, block: Block, number: int) -> None:
+        sizes = {
+            "allocation": number,
+            "allocated_bytes": number * block.size,
+            "requested_bytes": number * block.requested,
+        }
+        for name, change in sizes.items():
+            counts = self._counts[name]
+            for pool in (ALL, self._name(block)):
+                counts[pool] = counts[pool].changed(change)
+
+    def _name(self, block: Block) -> str:
+        return "small_pool" if block.pool is self._allocator.small else "large_pool"
+
+    def reset_peaks(self) -> None:
+        """Peaks begin anew at the present values."""
+        for counts in (*self._counts.values(), *self._looked_at.values()):
+            for pool, count in counts.items():
+                counts[pool] = count.reset()
+
+    def table(self, live: Collection[Block]) -> _Counts:
+        """All of them, by name and pool; `live` are the blocks that are allocated."""
+        present = self._present(live)
+        for name, found in present.items():
+            counts = self._looked_at.setdefault(name, dict.fromkeys(_POOLS, Count()))
+            for pool in _POOLS:
+                counts[pool] = counts[pool].changed(found[pool] - counts[pool].present)
+        return {**self._counts, **self._looked_at}
+
+    def segments(self, live: Collection[Block]) -> list[dict[str, Any]]:
+        """As `torch.cuda.memory_snapshot` lists them, without stacks."""
+        return [segment(run) for run in self._allocator.segments(live)]
+
+    def _present(self, live: Collection[Block]) -> dict[str, dict[str, int]]:
+        """What there is now of what is looked at."""
+        names = ("segment", "reserved_bytes", "active", "active_bytes", "inactive_split", "inactive_split_bytes")
+        found = {name: dict.fromkeys(_POOLS, 0) for name in names}
+
+        def add(name: str, pool: str, number: int) -> None:
+            found[name][ALL] += number
+            found[name][pool] += number
+
+        for run in self._allocator.segments(live):
+            pool = self._name(run[0])
+            add("segment", pool, 1)
+            for block in run:
+                add("reserved_bytes", pool, block.size)
+                if block.allocated or block.waiting:
+                    add("active", pool, 1)
+                    add("active_bytes", pool, block.size)
+                elif len(run) > 1:
+                    add("inactive_split", pool, 1)
+                    add("inactive_split_bytes", pool, block.size)
+        return found
