@@ -261,3 +261,32 @@ def test_averages_of_weights_belong_to_the_step_before(run: Any) -> None:
     ended = run(AVERAGES)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[:3] == ["10.0000", "9.3303", "8.9596"]
+
+
+SELDOM_EVALUATES = """
+import sys
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    model.train()
+    model(torch.randn(8, 256).cuda()).sum().backward()
+    optimizer.step()
+    if step % int(sys.argv[1]) == 0:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(20):
+                model(torch.randn(4096, 256).cuda())
+    print(torch.cuda.max_memory_allocated() >> 20, flush=True)
+"""
+
+
+def test_a_step_without_evaluation_is_reported(run: Any) -> None:
+    """The batches of the first evaluation begin the second step; the third one only trains. Where every step evaluates, the
+    third does, too: twenty forwards of 512 times as many rows.
+    """
+    seldom, always = (run(SELDOM_EVALUATES, "--json", "--quiet", arguments=(often,)) for often in ("4", "1"))
+    assert seldom.returncode == always.returncode == 0, seldom.stderr + always.stderr
+    trains, both = (json.loads(ended.stdout[ended.stdout.index("{") :]) for ended in (seldom, always))
+    assert trains["script"]["kept"] == both["script"]["kept"] == 3
+    assert both["step"]["step_ms"] > 10 * trains["step"]["step_ms"]

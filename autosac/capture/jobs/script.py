@@ -12,9 +12,9 @@ next. More exactly, after that call a step ends, and the next one begins, with
   script calls functions, or methods of modules (`detach` and ``parameter.data`` compute nothing);
 
 so that reading the loss, clearing gradients and averaging weights belong to the step before. Evaluation is a part of the step
-in which it happens. The first step begins with the first such forward of a module that has parameters to train; without any,
-after the first call of `Optimizer.step`. A script without a torch.optim optimizer steps where it first writes into a parameter
-after a backward.
+in which it happens. If the step that would be kept evaluates, the next one is kept: most scripts evaluate seldom. The first
+step begins with the first such forward of a module that has parameters to train; without any, after the first call of
+`Optimizer.step`. A script without a torch.optim optimizer steps where it first writes into a parameter after a backward.
 
 A call of `Optimizer.step` without a backward since the last one does not end another step: DeepSpeed's ZeRO-3 updates one part
 of the parameters after the other. How many such calls there are is learnt from the first iteration, which therefore counts as
@@ -99,6 +99,7 @@ class ScriptSteps:
         self._by_hand = 0  # steps that ended where parameters changed, before an optimizer was seen: parts of one
         self._has_changed = False  # a parameter, since the last backward
         self._unlike = 0  # the last step that is known not to be like those that follow
+        self._has_evaluated = self._may_evaluate = False  # this step; the one that is kept, for the one before did, too
         self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: weakref.ref[torch.optim.Optimizer] | None = None
@@ -156,6 +157,7 @@ class ScriptSteps:
         self._has_modules = True
         self._updating = 0  # a step() that is left by an exception calls no hook
         if self._depth > 1 or not torch.is_grad_enabled() or self._updates is not None:
+            self._has_evaluated |= not (torch.is_grad_enabled() or module.training)
             return
         if _in_backward():  # what is checkpointed runs again, maybe after an optimizer that steps in a backward's hook
             return
@@ -256,7 +258,7 @@ class ScriptSteps:
     def _begin(self) -> None:
         if self._is_over:
             self._end()
-        self._is_forward = False
+        self._is_forward = self._has_evaluated = False
         self._listener.step_begun(self.number + 1)
         self.number += 1
         self.forward.step_begun()
@@ -270,6 +272,9 @@ class ScriptSteps:
         if not self.forward.active:
             self.recorder.end_recording()
         self.complete = self.number
+        if self._has_evaluated and self.number == self.kept and not self._may_evaluate:
+            self._may_evaluate = True
+            self.pass_over(self.number)
         self._listener.step_ended(self.number)
 
     # ---- CUDA graphs ------------------------------------------------------------------------------------------------
