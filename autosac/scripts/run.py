@@ -233,7 +233,7 @@ class ScriptRun:
             if self._found is not None or not self._request.observe:
                 return ""
             return "the script calls no module that it trains: there is nothing that a plan could checkpoint"
-        recorder = self._session.recorder
+        recorder, request = self._session.recorder, self._request
         if not recorder.storages.storages or self._steps.complete:
             return (
                 "the script has put nothing on the GPU: it trains on the CPU, or in a process of its own. Nothing was "
@@ -243,7 +243,7 @@ class ScriptRun:
             "the script has ended before its first step was complete: a step ends with the step() of a torch.optim "
             "optimizer, or, without one, when parameters change after a backward (--step-marker names a function that ends "
             "one). What it trains in processes of its own is not seen"
-        )
+        ) + (f"; --optimizer-steps {request.period} takes so many of them as one" if request.period > 1 else "")
 
     # ---- ScriptListener ---------------------------------------------------------------------------------------------
 

@@ -213,7 +213,9 @@ def _train_spec(config: Any) -> Any:
     _import_own(config.experimental.custom_import)
     try:
         spec = registry.get_train_spec(config.model.name)
-    except (ValueError, ImportError, TypeError) as e:
+    except ImportError as e:
+        raise UsageError(f"model {config.model.name!r} cannot be imported here: {one_line(e)}") from e
+    except (ValueError, TypeError) as e:
         raise UsageError(f"unknown model {config.model.name!r}: {one_line(e)}") from e
     if config.model.flavor not in spec.model_args:
         raise UsageError(
