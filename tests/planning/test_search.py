@@ -31,6 +31,10 @@ class Fake:
     derives = True
     own_ways: tuple[str, ...] = ()
 
+    def always_kept_bytes(self, _: Plan) -> int:
+        """Policies keep nothing that they need not."""
+        return 0
+
     def __init__(self, peak: Callable[[float], float], kind: str, least: float = 10.0) -> None:
         self.peak, self.least, self.solved = peak, least, []  # type: ignore[var-annotated]
         self.goal = Goal(budget_bytes=1, budget_kind=kind)
