@@ -75,23 +75,27 @@ def joint_predictions(
     return found
 
 
-def _free_ms(baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps) -> float:
-    """The step of all stages without checkpointing."""
+def _free_ms(baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps) -> float | None:
+    """The step of all stages without checkpointing; None if that of one is not known."""
+    if not all("none" in stage for stage in baselines):
+        return None
     return steps.step_ms([stage["none"] for stage in baselines], is_beside=True)
 
 
-def _prediction(stages: Sequence[Simulation], steps: JointSteps, free_ms: float) -> Prediction:
+def _prediction(stages: Sequence[Simulation], steps: JointSteps, free_ms: float | None) -> Prediction:
     """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself.
-    Recomputation is a part of a compiled backward: there, it is what the step takes longer than `free_ms`.
+    Recomputation is a part of a compiled backward: there, it is what the step takes longer than `free_ms`, if that is known.
     """
     step_ms = steps.step_ms(stages, is_beside=True)
-    compiled = any(stage.trace.info.compiled for stage in stages)
+    recompute_ms = max(stage.recompute_ms for stage in stages)
+    if free_ms is not None and any(stage.trace.info.compiled for stage in stages):
+        recompute_ms = max(0.0, step_ms - free_ms)
     return Prediction(
         step_ms=step_ms,
         peak_active_bytes=max(stage.peak_active_bytes for stage in stages),
         peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in stages),
         fits=all(stage.fits for stage in stages),
-        recompute_ms=max(0.0, step_ms - free_ms) if compiled else max(stage.recompute_ms for stage in stages),
+        recompute_ms=recompute_ms,
     )
 
 

@@ -113,6 +113,8 @@ def test_recomputation_of_compiled_stages_is_what_their_step_takes_longer(steps:
     assert longer_ms > 0 == predictions["none"].recompute_ms
     assert predictions["full"].recompute_ms == predictions["autosac"].recompute_ms == longer_ms
     assert not any("recomputed" in note for note in found.notes)
+    bare = join_plans([planned(stage, unit) for stage, unit in zip(full, "ab", strict=True)], [{}])
+    assert isinstance(bare, Planned) and bare.plan.predictions["autosac"].recompute_ms == 0
 
 
 def test_each_step_of_all_stages_is_executed_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
