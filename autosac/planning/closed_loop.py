@@ -330,8 +330,6 @@ def pareto_budgets(captures: PlanningCaptures, kind: str, count: int) -> tuple[i
 
 
 def _prediction(none: Simulation, simulation: Simulation) -> Prediction:
-    """A step's prediction. Recomputation is a part of a compiled backward: there, it is what the step takes longer for it."""
+    """A step's prediction, compiled or not."""
     prediction = simulation.prediction()
-    if not simulation.trace.info.compiled:
-        return prediction
-    return replace(prediction, recompute_ms=max(0.0, prediction.step_ms - none.step_ms))
+    return prediction.compiled(none.step_ms) if simulation.trace.info.compiled else prediction

@@ -84,19 +84,17 @@ def _free_ms(baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps) -
 
 def _prediction(stages: Sequence[Simulation], steps: JointSteps, free_ms: float | None) -> Prediction:
     """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself.
-    Recomputation is a part of a compiled backward: there, it is what the step takes longer than `free_ms`, if that is known.
+    `free_ms`: the step without checkpointing, if it is known.
     """
-    step_ms = steps.step_ms(stages, is_beside=True)
-    recompute_ms = max(stage.recompute_ms for stage in stages)
-    if free_ms is not None and any(stage.trace.info.compiled for stage in stages):
-        recompute_ms = max(0.0, step_ms - free_ms)
-    return Prediction(
-        step_ms=step_ms,
+    prediction = Prediction(
+        step_ms=steps.step_ms(stages, is_beside=True),
         peak_active_bytes=max(stage.peak_active_bytes for stage in stages),
         peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in stages),
         fits=all(stage.fits for stage in stages),
-        recompute_ms=recompute_ms,
+        recompute_ms=max(stage.recompute_ms for stage in stages),
     )
+    compiled = any(stage.trace.info.compiled for stage in stages)
+    return prediction.compiled(free_ms) if compiled and free_ms is not None else prediction
 
 
 def _notes(planned: Sequence[Planned], together: Sequence[Simulation]) -> tuple[str, ...]:

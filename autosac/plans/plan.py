@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -163,6 +163,10 @@ class Prediction:
     peak_reserved_bytes: Count | None
     fits: bool
     recompute_ms: Milliseconds
+
+    def compiled(self, free_ms: float) -> Prediction:
+        """Of a compiled step: recomputation is a part of its backward, and so what the step takes longer than without."""
+        return replace(self, recompute_ms=max(0.0, self.step_ms - free_ms))
 
     def peak_bytes(self, kind: str) -> int:
         """What a budget of this kind limits: the peak that is reserved, if that is asked for and known, or active."""

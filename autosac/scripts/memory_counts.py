@@ -83,7 +83,7 @@ class MemoryCounts:
             add("segment", pool, 1)
             for block in run:
                 add("reserved_bytes", pool, block.size)
-                if block.allocated or block.waiting:
+                if not block.is_free:
                     add("active", pool, 1)
                     add("active_bytes", pool, block.size)
                 elif len(run) > 1:

@@ -31,14 +31,14 @@ class Fake:
     derives = True
     own_ways: tuple[str, ...] = ()
 
-    def always_kept_bytes(self, _: Plan) -> int:
-        """Policies keep nothing that they need not."""
-        return 0
-
     def __init__(self, peak: Callable[[float], float], kind: str, least: float = 10.0) -> None:
         self.peak, self.least, self.solved = peak, least, []  # type: ignore[var-annotated]
         self.goal = Goal(budget_bytes=1, budget_kind=kind)
         self.base = self.simulation(100.0)
+
+    def always_kept_bytes(self, _: Plan) -> int:
+        """Policies keep nothing that they need not."""
+        return 0
 
     def simulation(self, inner: float, level: bool = False) -> Any:
         more_ms, spared = (self.level_ms, 8) if level else (0.0, 0)

@@ -196,12 +196,16 @@ def _same(args: Any, kwargs: Any, out: Any) -> float | None:
     return mark(args[0])
 
 
+def _like(tensor: Any) -> float | None:
+    """The typical element, or the mean of known values."""
+    found = typical(tensor)
+    known = shadow(tensor) if found is None else None
+    return found if known is None or known.is_meta or not known.numel() else mean_of(known)
+
+
 def _chosen(args: Any, kwargs: Any, out: Any) -> float | None:
     """Elements at unknown places, as those of actions that were drawn, are like all others; so is what is copied."""
-    found, known = typical(args[0]), shadow(args[0])
-    if found is not None or known is None or known.is_meta or not known.numel():
-        return found
-    return mean_of(known) if known.dtype.is_floating_point else None
+    return _like(args[0]) if args[0].dtype.is_floating_point else typical(args[0])
 
 
 def _first_of(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -275,10 +279,15 @@ def _compared(args: Any, kwargs: Any, out: Any) -> float:
     return 0.5 if a == b else 1.0
 
 
-def _is_nothing(args: Any, sign: float) -> bool:
-    """Whether a difference of which nothing is left is compared with a number of this sign: it is not that far from zero."""
-    bound = args[1] if len(args) > 1 else None
-    return isinstance(bound, (int, float)) and bound * sign > 0 and typical(args[0]) == 0
+def _beyond(sign: float) -> Rule:
+    """Comparisons with what lies beyond a number. A difference of which nothing is left is not beyond one of this sign."""
+
+    def rule(args: Any, kwargs: Any, out: Any) -> float:
+        bound = args[1] if len(args) > 1 else None
+        is_far = isinstance(bound, (int, float)) and bound * sign > 0
+        return 0.0 if is_far and typical(args[0]) == 0 else _compared(args, kwargs, out)
+
+    return rule
 
 
 def _mean_index(args: Any, kwargs: Any, position: int = 1) -> float | None:
@@ -311,11 +320,7 @@ def _copied(args: Any, kwargs: Any, out: Any) -> float | None:
 
 def _cast(args: Any, kwargs: Any, out: Any) -> float | None:
     """Of whole numbers that are known (labels, one of which is 1) their mean."""
-    found = typical(args[0])
-    known = shadow(args[0]) if found is None else None
-    if known is None or known.is_meta or not known.numel() or not out.dtype.is_floating_point:
-        return found
-    return mean_of(known)
+    return _like(args[0]) if out.dtype.is_floating_point else typical(args[0])
 
 
 def _scattered(args: Any, kwargs: Any, out: Any) -> float | None:
@@ -372,12 +377,8 @@ _RULES: dict[Any, Rule] = {
     aten._softmax: lambda args, kwargs, out: Share(1.0 / _classes(args, kwargs, out)),
     aten.sigmoid: lambda *_: 0.5,
     aten.ne: lambda *_: 1.0,
-    **dict.fromkeys(
-        (aten.gt, aten.ge), lambda args, kwargs, out: 0.0 if _is_nothing(args, 1.0) else _compared(args, kwargs, out)
-    ),
-    **dict.fromkeys(
-        (aten.lt, aten.le), lambda args, kwargs, out: 0.0 if _is_nothing(args, -1.0) else _compared(args, kwargs, out)
-    ),
+    **dict.fromkeys((aten.gt, aten.ge), _beyond(1.0)),
+    **dict.fromkeys((aten.lt, aten.le), _beyond(-1.0)),
     aten.eq: _equal,
     **dict.fromkeys((aten.bitwise_not, aten.logical_not), _inverted),
     aten.argmax: lambda args, kwargs, out: _mean_index(args, kwargs),

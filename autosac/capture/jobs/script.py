@@ -103,8 +103,8 @@ class ScriptSteps:
         self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: weakref.ref[torch.optim.Optimizer] | None = None
-        self._others: dict[int, int] = {}  # steps of other optimizers since the first one's last, each after a backward
-        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        # Steps of other optimizers since the first one's last, each after a backward.
+        self._others: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._is_fresh = False  # a backward has run since any optimizer stepped
         self._is_over = False
         self.over_at = 0
@@ -208,11 +208,10 @@ class ScriptSteps:
         if self._updates is not None:
             self._updates += self._is_first(optimizer)
         elif self._marker is None and (self._is_first(optimizer) or self._takes_over(optimizer)):
-            self._others.clear()
+            self._others.update(dict.fromkeys(self._others, 0))
             self._learn()
             self._has_gradients = False
             self._stepped()
-        self._met.add(optimizer)
         self._is_fresh = False
 
     def _is_first(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -224,10 +223,10 @@ class ScriptSteps:
         """
         if self._first is None or not self.number or not self._is_fresh:
             return False
-        self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
-        if optimizer not in self._met:
+        if optimizer not in self._others:
             gc.collect()  # optimizers and schedulers refer to each other
-        if self._first() is not None and self._others[id(optimizer)] < _SILENT:
+        self._others[optimizer] = self._others.get(optimizer, 0) + 1
+        if self._first() is not None and self._others[optimizer] < _SILENT:
             return False
         self._first, self._calls, self._has_stepped = weakref.ref(optimizer), 0, False
         if not self.forward.active:
