@@ -19,13 +19,29 @@ _POOLS = (ALL, "large_pool", "small_pool")
 _Counts = dict[str, dict[str, Count]]
 
 
+class _Tally:
+    """A `Count` that changes in place: each allocation of a script changes six."""
+
+    __slots__ = ("added", "peak", "present")
+
+    def __init__(self) -> None:
+        self.present = self.peak = self.added = 0
+
+    def add(self, number: int) -> None:
+        """So much has come, or (less than 0) has gone."""
+        self.present += number
+        if number > 0:
+            self.added += number
+            self.peak = max(self.peak, self.present)
+
+
 class MemoryCounts:
     """Of one allocator, whose blocks are told of."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
         names = ("allocation", "allocated_bytes", "requested_bytes")
-        self._counts: _Counts = {name: dict.fromkeys(_POOLS, Count()) for name in names}
+        self._tallies = {pool: {name: _Tally() for name in names} for pool in _POOLS}
         self._looked_at: _Counts = {}
 
     def made(self, block: Block) -> None:
@@ -37,22 +53,21 @@ class MemoryCounts:
         self._add(block, -1)
 
     def _add(self, block: Block, number: int) -> None:
-        sizes = {
-            "allocation": number,
-            "allocated_bytes": number * block.size,
-            "requested_bytes": number * block.requested,
-        }
-        for name, change in sizes.items():
-            counts = self._counts[name]
-            for pool in (ALL, self._name(block)):
-                counts[pool] = counts[pool].changed(change)
+        for pool in (ALL, self._name(block)):
+            tallies = self._tallies[pool]
+            tallies["allocation"].add(number)
+            tallies["allocated_bytes"].add(number * block.size)
+            tallies["requested_bytes"].add(number * block.requested)
 
     def _name(self, block: Block) -> str:
         return "small_pool" if block.pool is self._allocator.small else "large_pool"
 
     def reset_peaks(self) -> None:
         """Peaks begin anew at the present values."""
-        for counts in (*self._counts.values(), *self._looked_at.values()):
+        for tallies in self._tallies.values():
+            for tally in tallies.values():
+                tally.peak = tally.present
+        for counts in self._looked_at.values():
             for pool, count in counts.items():
                 counts[pool] = count.reset()
 
@@ -63,7 +78,11 @@ class MemoryCounts:
             counts = self._looked_at.setdefault(name, dict.fromkeys(_POOLS, Count()))
             for pool in _POOLS:
                 counts[pool] = counts[pool].changed(found[pool] - counts[pool].present)
-        return {**self._counts, **self._looked_at}
+        table: _Counts = {name: dict(counts) for name, counts in self._looked_at.items()}
+        for pool, tallies in self._tallies.items():
+            for name, tally in tallies.items():
+                table.setdefault(name, {})[pool] = Count(tally.present, tally.peak, tally.added)
+        return table
 
     def segments(self, live: Collection[Block]) -> list[dict[str, Any]]:
         """As `torch.cuda.memory_snapshot` lists them, without stacks."""
