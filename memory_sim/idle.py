@@ -11,6 +11,9 @@ Beside free blocks, what tensors take is rounded up. The peak of *active* memory
 difference between both peaks is what was not active yet, or not any more, when reserved memory grew:
 
     reserved peak - active peak = free blocks - (active peak - active memory at that moment)
+
+Small segments, of 2 MiB for tensors of up to 1 MiB, may be the last that a job reserves, long after all that matters. So the
+moment is that of the last larger one, and the reserved memory is less than the peak by the small ones that follow it.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
+from itertools import chain, pairwise
 
 from autosac.memory_sim.allocator import LogEntry
 from autosac.memory_sim.allocator_blocks import Block
-from autosac.memory_sim.allocator_config import SMALL_BYTES, AllocatorConfig
+from autosac.memory_sim.allocator_config import SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorConfig
 from autosac.memory_sim.attribution import module_name
 from autosac.memory_sim.replay import Outcome, ReachedError, Replay, Verdict
 from autosac.memory_sim.workspaces import WorkspaceModel
@@ -66,7 +69,7 @@ class IdlePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleMemory:
-    """Memory at the moment at which the last of it was reserved; `parts` are all free blocks, most bytes first.
+    """Memory at the moment at which the last larger segment of it was reserved; `parts` are all free blocks, most bytes first.
 
     `request`: what needed new memory. `rounding_bytes`: by what live blocks are larger than what was asked for.
     """
@@ -94,15 +97,24 @@ def idle_memory(
     steps: int = 8,
     largest: int = 3,
 ) -> IdleMemory:
-    """Reserved memory that cannot be used at the moment when `replay_allocator` (without a capacity) first reaches its peak.
+    """Reserved memory that cannot be used at the moment when `replay_allocator` (without a capacity) first reaches its peak,
+    but for small segments.
 
     The arguments are those of `replay_allocator`, and both peaks those of its report. `largest`: the number of tensors to
     name for each part.
     """
-    replay = Replay(trace, config or AllocatorConfig(), None, 0, workspaces)
-    replay.until_bytes = reserved_peak_bytes
-    with contextlib.suppress(ReachedError):
-        replay.play(steps, history=True)
+
+    def reaching(until_bytes: int) -> Replay:
+        replay = Replay(trace, config or AllocatorConfig(), None, 0, workspaces)
+        replay.until_bytes = until_bytes
+        with contextlib.suppress(ReachedError):
+            replay.play(steps, history=True)
+        return replay
+
+    replay = reaching(reserved_peak_bytes)
+    small_bytes = _last_small_bytes([reserved for _, _, reserved, *_ in replay.samples] + [reserved_peak_bytes])
+    if small_bytes:
+        replay = reaching(reserved_peak_bytes - small_bytes)
     allocator = replay.allocator
     request = replay.at(Outcome.FITS)
     is_small = allocator.config.round_size(request.requested_bytes) <= SMALL_BYTES
@@ -133,6 +145,15 @@ def idle_memory(
         request=request,
         parts=tuple(sorted(found, key=lambda part: -part.nbytes)),
     )
+
+
+def _last_small_bytes(reserved_bytes: Sequence[int]) -> int:
+    """What small segments took after the last larger one; 0 if there is no larger one."""
+    last = reserved_bytes[-1]
+    for before, after in pairwise(reversed(reserved_bytes)):
+        if before - after > SMALL_SEGMENT_BYTES:
+            return last - before
+    return 0
 
 
 def stream_names(trace: Trace) -> tuple[str, ...]:

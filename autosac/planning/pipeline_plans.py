@@ -129,7 +129,7 @@ class _Pipeline:
         if best is None:  # what a baseline does may do; else the error says the smallest budget, as captured
             best = find_verified(loop.search, loop.derivation, goal, loop.baselines, self._progress, own=False)
         if goal.confirm:
-            loop.derivation.expect(best.plan)
+            loop.derivation.expect(best.plan, ahead=True)
         if loop.offloading is not None:
             hosted, stage.hosted = loop.offloading.improved(goal, best)
             stage.pool = [hosted] if hosted is not best else []

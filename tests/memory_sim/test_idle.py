@@ -60,6 +60,17 @@ def test_holes_and_other_streams(builder: Any) -> None:
     ]
 
 
+def test_small_segments_are_not_what_decides(builder: Any) -> None:
+    """The last 2 MiB that the step reserves are for a number, when all else is free: the 60 MiB before them are told of."""
+    b = holey_step(builder)
+    b.free(b.alloc(512, op="aten.sum.default"))
+    trace = b.build()
+    assert replay_allocator(trace).reserved_peak_bytes == 182 * MIB
+    idle = idle_of(trace)
+    assert (idle.reserved_bytes, idle.active_bytes, idle.idle_bytes) == (180 * MIB, 120 * MIB, 60 * MIB)
+    assert idle.request.op == "aten.bmm.default"
+
+
 def test_a_stream_is_named_by_its_collectives(builder: Any) -> None:
     """Who reads of a pool has to know whose it is, and what would give it back."""
     b = holey_step(builder)

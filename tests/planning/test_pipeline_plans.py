@@ -126,7 +126,7 @@ class Deceived:
     def prepare(self, _: Plan) -> None:
         """Nothing."""
 
-    def expect(self, _: Plan) -> None:
+    def expect(self, _: Plan, *, ahead: bool = False) -> None:
         """Nothing."""
 
     def under(self, plan: Plan) -> Simulation:
