@@ -2,9 +2,10 @@
 
 `time.time`, `perf_counter` and `monotonic`, and what counts in nanoseconds, answer with the moment at which the script began
 plus the simulated time, and `time.sleep` in the main thread adds to it. Every reading is a microsecond later than the one
-before, so that a loop which waits for a deadline ends. Modules that wait for other threads and processes keep the real time
-(`_WAITING`). The functions are replaced before torch is imported, and with it whatever takes them by name (tqdm); until
-`start` they tell the real time.
+before, so that a loop which waits for a deadline ends. Threads that the script or its libraries start beside the main one (of
+progress bars, of loggers) are told what that was told last: the step goes on being recorded while they ask. Modules that wait
+for other threads and processes keep the real time (`_WAITING`). The functions are replaced before torch is imported, and with
+it whatever takes them by name (tqdm); until `start` they tell the real time.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class SimulatedClock:
     def now_s(self) -> float:
         """Simulated seconds since the start; never less than before."""
         assert self._elapsed_s is not None
+        if _is_beside():
+            self._last_s += _READING_S
+            return self._last_s
         self._inside.busy = True
         try:
             now_s = self._elapsed_s() + self._slept_s + next(self._readings) * _READING_S
@@ -97,3 +101,9 @@ class SimulatedClock:
             self._slept_s += seconds
             seconds = min(seconds, _LONGEST_SLEEP_S)  # something may be waited for
         self._real["sleep"](seconds)
+
+
+def _is_beside() -> bool:
+    """Whether this thread was started by Python beside the main one. Autograd's, in which hooks run, were not."""
+    thread = threading.current_thread()
+    return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 from collections.abc import Iterator
@@ -55,6 +56,30 @@ def test_sleeping_takes_simulated_time(clock: SimulatedClock) -> None:
     thread.join()
     time.sleep(0)
     assert time.monotonic() - begin == pytest.approx(100.000002, abs=1e-6)
+
+
+def test_threads_beside_the_main_one_are_told_what_that_was_told(clock: SimulatedClock) -> None:
+    """A progress bar's thread asks while the step is recorded: nothing is worked out for it, and its reading counts, too."""
+    elapsed = [1.0]
+    clock.start(lambda: elapsed[0])
+    begin, told = time.monotonic(), []
+    elapsed[0] = 3.0
+    thread = threading.Thread(target=lambda: told.append(time.monotonic()))
+    thread.start()
+    thread.join()
+    assert told[0] - begin == pytest.approx(1e-6, abs=1e-7)
+    assert time.monotonic() - begin == pytest.approx(2.000001, abs=1e-7)
+
+
+def test_autograds_threads_are_told_the_time(clock: SimulatedClock) -> None:
+    """Hooks run in threads that Python did not start."""
+    elapsed, told, done = [1.0], [], threading.Event()
+    clock.start(lambda: elapsed[0])
+    begin = time.monotonic()
+    elapsed[0] = 3.0
+    _thread.start_new_thread(lambda: (told.append(time.monotonic()), done.set()), ())
+    assert done.wait(10)
+    assert told[0] - begin == pytest.approx(2.000001, abs=1e-7)
 
 
 def test_who_waits_for_others_has_the_real_time(clock: SimulatedClock) -> None:
