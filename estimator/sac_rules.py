@@ -8,8 +8,10 @@ A kept operator is not run again: its recomputation returns the tensors that the
    restored, are always kept. Random calls that may be recomputed are all kept or all recomputed: the first one that is not run
    again shifts what the next one draws.
 3. A call that writes to a storage made by an earlier call of the module forms a group with that call and with every other
-   writer. A kept group returns the final value. So if a call outside of the group reads the storage before the last write, or
-   something writes to it after the module's forward, the group is always recomputed.
+   writer. A kept group returns the final value. So if a call outside of the group that may run again reads the storage before
+   the last write, or something writes to it after the module's forward, the group is always recomputed. What reads a group
+   that is always kept, before its last write, is always kept, too (of the chosen experts' scores, which are divided by their
+   sum in place, that sum).
 4. A call that writes to a storage from outside (running statistics of a batch norm) must happen once: it is always kept. Calls
    that read the storage before that write would read another value when run again: they are always kept, too.
 5. A module is refused, with the reason, where the rules contradict each other, or where an input is overwritten after the
@@ -55,9 +57,6 @@ def operator_groups(
     """Apply the rules. `written_later`: storages that something writes to between forward and backward."""
     creator = {storage: i for i, call in enumerate(calls) for storage in call.created}
     inner, outer = _writes(calls, creator)
-    kept = _always_kept(calls, outer)
-    if store_random:
-        kept |= {i for i, call in enumerate(calls) if call.is_random}
     merged = _Partition(len(calls))
     for storage, writers in inner.items():
         for i in writers:
@@ -66,19 +65,24 @@ def operator_groups(
     if not store_random:
         for i in randoms[1:]:
             merged.join(randoms[0], i)
+    readers = _early_readers(calls, creator, inner, merged)
+    always = _with_readers(_always_kept(calls, outer), readers, merged)
+    kept = always.union(randoms) if store_random else always
     parents: list[int | None] = [None] * len(calls)
     for storage, writers in inner.items():
         for i in (creator[storage], *writers):
             parents[i] = creator[storage]
-    stale = _stale_if_kept(calls, creator, inner, merged, written_later)
     views = {merged.find(i) for i, call in enumerate(calls) if call.is_view and not call.created}
-    keep, drop = {merged.find(i) for i in kept}, stale | views
+    keep = {merged.find(i) for i in kept}
+    stale = {merged.find(creator[storage]) for storage in written_later if storage in creator}
+    stale |= {merged.find(head) for head, i in readers if merged.find(i) not in keep}
+    drop = stale | views
     groups = tuple(
         OperatorGroup(members, True if head in keep else False if head in drop else None)
         for head, members in merged.parts()
     )
     conflict = keep & stale
-    if conflict and store_random and not _always_kept(calls, outer) & _members(merged, conflict):
+    if conflict and store_random and not always & _members(merged, conflict):
         return operator_groups(calls, written_later=written_later, store_random=False)
     again = [i for i, call in enumerate(calls) if not call.is_view and merged.find(i) not in keep]
     refusal = _conflict(calls, merged, conflict) or _overwritten(calls, again, set(written_later) - creator.keys())
@@ -129,21 +133,26 @@ def _always_kept(calls: Sequence[Call], outer: dict[int, list[int]]) -> set[int]
     return kept
 
 
-def _stale_if_kept(
-    calls: Sequence[Call],
-    creator: dict[int, int],
-    inner: dict[int, list[int]],
-    merged: _Partition,
-    written_later: Collection[int],
-) -> set[int]:
-    """Heads of the groups that rule 3 always recomputes."""
-    stale = {merged.find(creator[storage]) for storage in written_later if storage in creator}
-    for storage, writers in inner.items():
-        head = merged.find(creator[storage])
-        for i in range(creator[storage] + 1, writers[-1]):
-            if storage in calls[i].reads and not calls[i].is_view and merged.find(i) != head:
-                stale.add(head)
-    return stale
+def _early_readers(
+    calls: Sequence[Call], creator: dict[int, int], inner: dict[int, list[int]], merged: _Partition
+) -> list[tuple[int, int]]:
+    """In-place groups, by a member, and calls outside of them that read what they write before the last write."""
+    return [
+        (creator[storage], i)
+        for storage, writers in inner.items()
+        for i in range(creator[storage] + 1, writers[-1])
+        if storage in calls[i].reads and not calls[i].is_view and merged.find(i) != merged.find(creator[storage])
+    ]
+
+
+def _with_readers(kept: set[int], readers: Sequence[tuple[int, int]], merged: _Partition) -> set[int]:
+    """What is always kept, if what reads it before it is final is (rule 3)."""
+    while True:
+        heads = {merged.find(i) for i in kept}
+        more = {i for group, i in readers if merged.find(group) in heads} - kept
+        if not more:
+            return kept
+        kept = kept | more
 
 
 def _members(merged: _Partition, heads: set[int]) -> set[int]:
@@ -154,7 +163,7 @@ def _conflict(calls: Sequence[Call], merged: _Partition, heads: set[int]) -> str
     for head, members in merged.parts():
         if head in heads:
             names = ", ".join(f"{calls[i].op}[{calls[i].occurrence}]" for i in members)
-            return f"{names} must be kept, but the result is overwritten after others have read it"
+            return f"{names} must be kept, but the result is overwritten later"
     return None
 
 

@@ -121,6 +121,48 @@ def test_calls_that_must_be_kept_elsewhere_are_no_contradiction() -> None:
     assert found.refusal is None
 
 
+def test_what_reads_a_kept_result_before_it_is_overwritten_is_kept() -> None:
+    """The scores of the chosen experts are divided by their sum in place: the sum is kept, and what copied it before."""
+    calls = [
+        call("aten.softmax", created=[1], reads=[0]),
+        call("aten.topk", created=[2, 3], reads=[1], must_save=True),
+        call("aten.sum", created=[4], reads=[2]),
+        call("aten.clone", created=[5], reads=[2]),
+        call("aten.div_", reads=[2, 4], writes=[2]),
+        call("aten.mul", created=[6], reads=[2, 0]),
+    ]
+    found = operator_groups(calls)
+    assert found.refusal is None
+    assert [(group.members, group.forced) for group in found.groups] == [
+        ((0,), None),
+        ((1, 4), True),
+        ((2,), True),
+        ((3,), True),
+        ((5,), None),
+    ]
+
+
+def test_readers_of_readers_are_kept() -> None:
+    """Two collectives fill one buffer, it is read in between into another one, and that is overwritten in its turn."""
+    calls = [
+        call("aten.empty", is_view=True, created=[1]),
+        call("c10d.a", reads=[0], writes=[1], must_save=True),
+        call(created=[2], reads=[1]),
+        call(created=[3], reads=[2]),
+        call("aten.mul_", writes=[2]),
+        call("c10d.b", reads=[0], writes=[1], must_save=True),
+        call(created=[4], reads=[1]),
+    ]
+    found = operator_groups(calls)
+    assert found.refusal is None
+    assert [(group.members, group.forced) for group in found.groups] == [
+        ((0, 1, 5), True),
+        ((2, 4), True),
+        ((3,), True),
+        ((6,), None),
+    ]
+
+
 def test_only_what_contradicts_itself_is_named() -> None:
     """A free operator, a collective and a dropout of their own beside the contradiction are not in the refusal."""
     calls = [
@@ -128,25 +170,10 @@ def test_only_what_contradicts_itself_is_named() -> None:
         call("c10d.fine", created=[2], reads=[0], must_save=True),
         call("aten.dropout", created=[3], is_random=True),
         call("c10d.a", created=[4], reads=[0], must_save=True),
-        call(created=[5], reads=[4]),
         call("aten.mul_", writes=[4]),
     ]
-    refusal = operator_groups(calls).refusal
-    assert refusal == "c10d.a[0], aten.mul_[0] must be kept, but the result is overwritten after others have read it"
-
-
-def test_contradictions_refuse_the_module() -> None:
-    """Two collectives fill one buffer and it is read in between: neither keeping nor recomputing is right."""
-    calls = [
-        call("aten.empty", is_view=True, created=[1]),
-        call("c10d.a", reads=[0], writes=[1], must_save=True),
-        call(created=[2], reads=[1]),
-        call("c10d.b", reads=[0], writes=[1], must_save=True),
-    ]
-    refusal = operator_groups(calls).refusal
-    assert refusal == (
-        "aten.empty[0], c10d.a[0], c10d.b[0] must be kept, but the result is overwritten after others have read it"
-    )
+    refusal = operator_groups(calls, written_later={4}).refusal
+    assert refusal == "c10d.a[0], aten.mul_[0] must be kept, but the result is overwritten later"
 
 
 def test_an_input_that_is_overwritten_later_refuses_the_module() -> None:

@@ -110,6 +110,13 @@ def indexed(y: torch.Tensor) -> torch.Tensor:
     return w.sin() * w.cumsum(-1)
 
 
+def routed(y: torch.Tensor) -> torch.Tensor:
+    """Chosen experts' scores are divided by their sum in place, as Hugging Face's mixtures do."""
+    scores, chosen = y.softmax(-1).topk(2, -1)
+    scores /= scores.sum(-1, keepdim=True)
+    return y.gather(-1, chosen).sin() * scores.exp()
+
+
 FUNCTIONS = [
     data,
     detached,
@@ -122,6 +129,7 @@ FUNCTIONS = [
     conjugated,
     swapped,
     indexed,
+    routed,
 ]
 
 
