@@ -249,6 +249,55 @@ def calling() -> Subject:
     return Subject(EagerCaptures(make_calling_step, Target.of("h100-sxm-80gb", 1)))
 
 
+class Pooled(nn.Module):
+    """Channels-last images, pooled to one value of each channel (the mean becomes a view of other strides in place)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.gate = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The images, each channel multiplied by its gate."""
+        gate = self.gate(self.pool(self.conv(x).relu()).flatten(1)).sigmoid()
+        return x * gate[:, :, None, None]
+
+
+class Routed(nn.Module):
+    """Chosen experts' scores, divided by their sum in place after it was read."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router, self.expert = nn.Linear(width, 8), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The images, with what an expert makes of their means times the first score."""
+        means = x.mean((2, 3))
+        scores, _ = self.router(means).softmax(-1).topk(2, -1)
+        scores /= scores.sum(-1, keepdim=True)
+        return x + (self.expert(means).relu() * scores[:, :1])[:, :, None, None]
+
+
+def make_image_step(device: torch.device) -> Any:
+    """Three blocks of both, on images of 16 channels."""
+    model = nn.Sequential(*(nn.Sequential(Pooled(16), Routed(16)) for _ in range(3))).to(device)
+    model = model.to(memory_format=torch.channels_last)
+    x = torch.randn(8, 16, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        model.zero_grad()
+
+    return model, step
+
+
+@pytest.fixture(scope="session")
+def images() -> Subject:
+    """The model of images."""
+    return Subject(EagerCaptures(make_image_step, Target.of("h100-sxm-80gb", 1)))
+
+
 # ---- TorchTitan jobs ------------------------------------------------------------------------------------------------
 
 JOBS = {

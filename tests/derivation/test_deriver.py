@@ -45,6 +45,15 @@ def test_eager_plans_are_derived_exactly(eager: Any, rows: Any) -> None:
         assert rows(deriver.under(plan)) == rows(eager.captured(plan))
 
 
+def test_views_in_place_and_routers_are_derived_exactly(images: Any, rows: Any) -> None:
+    """Whole blocks are checkpointed, with poolings that end in a view in place and scores that are divided in place."""
+    assert {policy.name for policy in images.outer} == {"0", "1", "2"}
+    assert not images.planner.policies.refusals
+    deriver = deriver_of(images)
+    for plan in [images.random(seed) for seed in range(4)] + [solved(images)]:
+        assert rows(deriver.under(plan)) == rows(images.captured(plan))
+
+
 def test_plans_of_compiled_functions_are_derived_exactly(calling: Any, rows: Any) -> None:
     """Graphs that are kept, with what they saved, and graphs that run again."""
     deriver = deriver_of(calling)
