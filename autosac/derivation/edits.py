@@ -257,8 +257,12 @@ def _is_seen_twice(signature: Signature, result: TensorMeta) -> bool:
     """Whether the `detach` of a result is recorded once more: above autograd, of numbers (captures of masks have it once).
 
     There an operator without inputs runs, but for tensors that PyTorch makes of numbers (`wrapped_scalar_tensor` in
-    ATen/ScalarOps.h).
+    ATen/ScalarOps.h), and one that only wants to know its input's shape (`zeros_like`).
     """
+    if signature.name.startswith("aten.empty"):
+        return False  # it is held already, until something is written to it
+    if signature.name.endswith("_like.default"):
+        return True
     above = not signature.inputs and signature.name != "aten.scalar_tensor.default"
     return above and result.dtype != "bool"
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from autosac.derivation.edits import KeptResults, StepEdits
 from autosac.derivation.gathers import Gather, Hook, gatherings, hooks_of, renamed
 from autosac.derivation.steps import (
+    COPY,
     NEVER,
     CapturedSteps,
     NotDerivableError,
@@ -114,14 +115,16 @@ class Keeper:
         execution = UnitExecution(calls=calls, block=whole, completed=completed, gathers=gathers, empty=empty)
         wanted = [calls[c].call for c in Need(execution, self.roots(execution), frozenset()).calls]
         # A view that a tensor becomes in place (`as_strided_`) launches nothing, so nothing tells whether it runs again.
-        if {(call.op, call.occurrence) for call in wanted if call.created or not call.is_view} != again.keys():
+        if {(call.op, call.occurrence) for call in wanted if not (call.is_view and call.writes)} != again.keys():
             raise NotDerivableError("a recomputation runs other operators than are needed")
         return execution
 
     def _made(self, call: Call, forward: range, repeated: range) -> dict[int, tuple[int, int]]:
         rows = self._template.rows
         before = [rows[i].storage for i in forward if type(rows[i]) is Alloc]
-        again = [rows[i].storage for i in repeated if type(rows[i]) is Alloc]
+        # What it changes from outside is copied once more.
+        copies = {i for i, storage in enumerate(self._template.trace.storages) if storage.op == COPY != call.op}
+        again = [rows[i].storage for i in repeated if type(rows[i]) is Alloc and rows[i].storage not in copies]
         if repeated and len(before) != len(again):
             raise NotDerivableError("an operator allocates otherwise when it runs again")
         pairs = dict(zip(before, again, strict=True)) if repeated else {}

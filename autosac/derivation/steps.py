@@ -32,6 +32,9 @@ from autosac.trace import (
 )
 
 DETACH = "aten.detach.default"
+# Views that autograd takes of what it saves, and that a unit takes of what it returns and what has been saved otherwise.
+_BOOKKEEPING = (DETACH, "aten.as_strided.default")
+COPY = "aten.clone.default"
 _HALVE = "aten.floor_divide.default"
 NEVER = 1 << 60
 
@@ -92,9 +95,29 @@ class CapturedSteps:
         return bool(self.recomputations) and not self.trace.regions
 
     @cached_property
-    def detaches(self) -> frozenset[int]:
-        """The signatures of `detach`."""
-        return frozenset(i for i, signature in enumerate(self.trace.signatures) if signature.name == DETACH)
+    def bookkeeping(self) -> frozenset[int]:
+        """The signatures of views that no model asks for."""
+        return frozenset(i for i, signature in enumerate(self.trace.signatures) if signature.name in _BOOKKEEPING)
+
+    @cached_property
+    def snapshots(self) -> frozenset[int]:
+        """The rows of copies in a forward that no more than a recomputation reads: units copy what comes from outside before
+        they change it (the statistics of a batch norm), in case that has to run again.
+        """
+        copies: dict[int, int] = {}
+        read: set[int] = set()
+        names = [signature.name for signature in self.trace.signatures]
+        for i, row in enumerate(self.rows):
+            kind = type(row)
+            if kind is Op or kind is Collective:
+                if row.phase is not Phase.RECOMPUTE:
+                    read.update(row.inputs)
+                if kind is Op and row.phase is Phase.FORWARD and names[row.signature] == COPY:
+                    if self.trace.storages[row.inputs[0]].phase is not Phase.FORWARD:
+                        copies[row.outputs[0]] = i
+        unread = copies.keys() - read
+        made = [same for s in unread for same in (s, *self.earlier.get(s, ()))]
+        return frozenset([*(copies[s] for s in unread), *(self.begins[s] for s in made)])
 
     @cached_property
     def ends(self) -> dict[int, int]:
@@ -168,15 +191,17 @@ class CapturedSteps:
 
     def forward_rows(self) -> list[int]:
         """Operators, collectives, waits and allocations of the recorded step's forward, as positions in `rows`."""
-        storages, detaches = self.trace.storages, self.detaches
+        storages, bookkeeping, snapshots = self.trace.storages, self.bookkeeping, self.snapshots
         found: list[int] = []
         forward = False
         for i in range(self.split, len(self.rows)):
+            if i in snapshots:
+                continue
             row = self.rows[i]
             kind = type(row)
             if kind is Op or kind is Collective:
                 forward = row.phase is Phase.FORWARD
-                if forward and row.signature not in detaches:
+                if forward and row.signature not in bookkeeping:
                     found.append(i)
             elif kind is Alloc:
                 if storages[row.storage].phase is Phase.FORWARD:
@@ -253,7 +278,7 @@ class Skeleton:
         self.rows = [
             i
             for i, (row, module) in enumerate(zip(steps.rows, self.inside, strict=True))
-            if module < 0 and i not in self.hooks and not self._varies(row)
+            if module < 0 and i not in self.hooks and i not in steps.snapshots and not self._varies(row)
         ]
         self.keys = list(map(self.key, self.rows))
 
@@ -271,7 +296,7 @@ class Skeleton:
         if kind is Free:
             return True
         if kind is Op:
-            return row.signature in self.steps.detaches or (
+            return row.signature in self.steps.bookkeeping or (
                 row.phase is Phase.OPTIMIZER and self._corrects(self.steps.trace.signatures[row.signature].name)
             )
         if kind is Alloc or kind is RecordStream:

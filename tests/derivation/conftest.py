@@ -250,22 +250,24 @@ def calling() -> Subject:
 
 
 class Pooled(nn.Module):
-    """Channels-last images, pooled to one value of each channel (the mean becomes a view of other strides in place)."""
+    """Channels-last images, pooled to one value of each channel (the mean becomes a view of other strides in place), after a
+    batch norm, whose statistics a unit copies before they change.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.conv = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.Hardswish(True))
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.gate = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The images, each channel multiplied by its gate."""
-        gate = self.gate(self.pool(self.conv(x).relu()).flatten(1)).sigmoid()
+        gate = self.gate(self.pool(self.conv(x)).flatten(1)).sigmoid()
         return x * gate[:, :, None, None]
 
 
 class Routed(nn.Module):
-    """Chosen experts' scores, divided by their sum in place after it was read."""
+    """Chosen experts' scores, divided by their sum in place after it was read, and a mask of the chosen ones."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -274,9 +276,12 @@ class Routed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The images, with what an expert makes of their means times the first score."""
         means = x.mean((2, 3))
-        scores, _ = self.router(means).softmax(-1).topk(2, -1)
+        logits = self.router(means)
+        scores, chosen = logits.softmax(-1).topk(2, -1)
         scores /= scores.sum(-1, keepdim=True)
-        return x + (self.expert(means).relu() * scores[:, :1])[:, :, None, None]
+        mask = torch.zeros_like(logits).scatter_(1, chosen, 1.0)
+        share = (logits.exp() * mask).sum(-1, keepdim=True)
+        return x + (self.expert(means).relu() * scores[:, :1] * share)[:, :, None, None]
 
 
 def make_image_step(device: torch.device) -> Any:
