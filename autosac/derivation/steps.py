@@ -112,9 +112,9 @@ class CapturedSteps:
             if kind is Op or kind is Collective:
                 if row.phase is not Phase.RECOMPUTE:
                     read.update(row.inputs)
-                if kind is Op and row.phase is Phase.FORWARD and names[row.signature] == COPY:
-                    if self.trace.storages[row.inputs[0]].phase is not Phase.FORWARD:
-                        copies[row.outputs[0]] = i
+                is_copy = kind is Op and row.phase is Phase.FORWARD and names[row.signature] == COPY
+                if is_copy and self.trace.storages[row.inputs[0]].phase is not Phase.FORWARD:
+                    copies[row.outputs[0]] = i
         unread = copies.keys() - read
         made = [same for s in unread for same in (s, *self.earlier.get(s, ()))]
         return frozenset([*(copies[s] for s in unread), *(self.begins[s] for s in made)])

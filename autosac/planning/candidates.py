@@ -151,3 +151,8 @@ class Bracket:
 
     def _middle(self) -> int:
         return (self.low + self.high) // 2
+
+
+def reserved_beyond_active(simulation: Simulation) -> int:
+    """By how much the reserved peak is above the active one (bytes)."""
+    return simulation.peak_bytes("reserved") - simulation.peak_active_bytes

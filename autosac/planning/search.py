@@ -22,9 +22,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from autosac.errors import CaptureError, InfeasibleError
-from autosac.planning.candidates import Bracket, Candidate, Candidates, Verifier, find_border, is_faster, own_note
+from autosac.planning.bound_notes import bound_notes
+from autosac.planning.candidates import (
+    Bracket,
+    Candidate,
+    Candidates,
+    Verifier,
+    find_border,
+    is_faster,
+    own_note,
+    reserved_beyond_active,
+)
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
 from autosac.planning.idle_notes import idle_notes
@@ -58,6 +69,8 @@ _WORTH_RELAXING = 3e-3
 _RELAXING_ROUNDS = 2
 # Where policies keep at least this share of the budget whatever they decide, plans of whole modules are tried.
 _MUCH_KEPT = 0.02
+# A verified plan with less active memory than this share of what the solver found no plan for shows that its problem is wrong.
+_REFUTED = 0.9
 # A step that is not shorter than this share of the one before is no reason to go on.
 _SHORTER = 0.999
 
@@ -86,6 +99,7 @@ class Search:
         self._own: dict[str, Candidate] = {}  # the job's own ways of checkpointing that are plans; they solve nothing
         self._failure = ""  # why checkpointing of compiled modules was not tried
         self._changes = 0  # of single units: plans that were simulated and not kept
+        self._unsolved_bytes = 0  # the largest inner budget that the solver has found no plan for
         base, kind = planner.base, planner.goal.budget_kind
         # By how much the verified peak lies above what the problem promises; corrected by each verification.
         if compiled is None:
@@ -211,7 +225,7 @@ class Search:
         best = self._fastest(goal)
         if goal.budget_kind != "reserved" or best is None or best.solution is None:
             return
-        spare_bytes = _reserved_beyond_active(best.simulation) - _reserved_beyond_active(self._planner.base)
+        spare_bytes = reserved_beyond_active(best.simulation) - reserved_beyond_active(self._planner.base)
         worth_ms = best.solution.budgets.shadow_ms_per_gib * spare_bytes / 2**30
         if worth_ms < (1 - _SHORTER) * best.simulation.step_ms:
             return
@@ -263,22 +277,26 @@ class Search:
 
     def _relax(self, goal: Goal) -> None:
         """Let single units recompute less where the best plan leaves much of the budget that would shorten the step
-        (`Planner.relaxations`): in as many as fit, again from what that gives. Only where steps are derived.
+        (`Planner.relaxations`): in as many as fit, again from what that gives. Where steps are captured only if the solver has
+        found no plan that fits, and then once, in modules that are not checkpointed any more.
         """
         for _ in range(_RELAXING_ROUNDS):
             best = self._fastest(goal)
-            if best is None or best.uses(goal) or not self._verifier.is_derived(best.simulation):
+            if best is None or best.uses(goal):
+                return
+            is_derived = self._verifier.is_derived(best.simulation)
+            if not is_derived and best.solution is not None:
                 return
             if best.simulation.step_ms - self._planner.base.step_ms < _WORTH_RELAXING * best.simulation.step_ms:
                 return
-            self._relax_one(goal, best)
-            if self._fastest(goal) is best:
+            self._relax_one(goal, best, every=1 if is_derived else 2)
+            if self._fastest(goal) is best or not is_derived:
                 return
 
-    def _relax_one(self, goal: Goal, candidate: Candidate) -> None:
-        """Verify, of each sequence, the plan that recomputes least and fits, and some around it."""
+    def _relax_one(self, goal: Goal, candidate: Candidate, every: int = 1) -> None:
+        """Verify, of each sequence, or of every so many, the plan that recomputes least and fits, and some around it."""
         left_bytes = goal.budget_bytes - candidate.simulation.peak_bytes(goal.budget_kind)
-        for plans in self._planner.relaxations(candidate.plan):
+        for plans in islice(self._planner.relaxations(candidate.plan), 0, None, every):
 
             def fits(i: int, plans: Sequence[Relaxed] = plans) -> bool:
                 self._progress(f"recomputing less in {i + 1} of {len(plans)} modules")
@@ -370,8 +388,16 @@ class Search:
         try:
             plan, solution = self._planner.solve(inner, costs, level=level)
         except InfeasibleError:
+            self._unsolved_bytes = max(self._unsolved_bytes, inner)
             return None
         return self._candidates.verify(plan, solution, costs)
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a plan was verified that needs far less active memory than the problem allows any: then its bound is none.
+        So it is where a schedule divides the backward, and a unit holds nothing between its two parts.
+        """
+        return any(c.simulation.peak_active_bytes < _REFUTED * self._unsolved_bytes for c in self.verified)
 
     def _infeasible(
         self, goal: Goal, baselines: Mapping[str, Simulation], owns: Sequence[Candidate]
@@ -442,7 +468,8 @@ class Search:
         if goal.budget_kind == "reserved":
             found += idle_notes(best.simulation.idle)
         if best.plan.units:
-            found += self._bounds(best, is_stage)
+            gap = None if is_stage or best.simulation.trace.info.compiled else self.gap(best)
+            found += bound_notes(best, gap, self.is_refuted)
         if self._mixes is not None:
             found += self._mixes.notes(best)
         if self._failure:
@@ -457,31 +484,8 @@ class Search:
         more_ms = other.simulation.step_ms - own.simulation.step_ms
         return own_note(own.mirrors, f"the fastest plan for single modules takes {format_ms(more_ms)} longer")
 
-    def _bounds(self, best: Candidate, is_stage: bool) -> list[str]:
-        """How good a plan is, and what memory is worth."""
-        compiled, found = best.simulation.trace.info.compiled, []
-        gap = None if is_stage or compiled else self.gap(best)
-        what = "recomputation" if best.costs is None else "the step"
-        if compiled:
-            found.append("there is no bound on how far it is from the best plan of a compiled model")
-        elif best.plan.offloads:
-            found.append("there is no bound on how far it is from the best plan that offloads")
-        elif gap is not None:
-            found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
-        price_ms = 0.0 if best.solution is None else best.solution.budgets.shadow_ms_per_gib
-        is_small = price_ms > best.simulation.recompute_ms and best.costs is None  # nobody can save more than all
-        if is_small:
-            found.append(f"1 MiB more would save about {price_ms / 1024:.3f} ms of {what}")
-        elif price_ms > 0:
-            found.append(f"1 GiB more would save about {price_ms:.1f} ms of {what}")
-        return found
-
 
 def _least(baselines: Mapping[str, Simulation], kind: str) -> str | None:
     """The baseline with the least memory, if there is one that checkpoints."""
     names = [name for name in baselines if name in _SETTINGS]
     return min(names, key=lambda name: baselines[name].peak_bytes(kind), default=None)
-
-
-def _reserved_beyond_active(simulation: Simulation) -> int:
-    return simulation.peak_bytes("reserved") - simulation.peak_active_bytes

@@ -214,6 +214,28 @@ def test_units_stay_as_they_are_where_that_is_not_worth_it(why: str) -> None:
     assert fake.asked == 0
 
 
+def test_captured_units_recompute_less_where_the_solver_finds_nothing() -> None:
+    """Its problem allows no plan, the smallest one needs 10 GiB: that is relaxed once, in the first of two sequences, whose
+    first five plans fit; and no bound is told.
+    """
+
+    class Unsolved(Holes):
+        derives = False
+
+        def solve(self, inner_bytes: int, costs: object, *, level: bool = False) -> Any:
+            raise InfeasibleError("no plan fits")
+
+    fake = Unsolved()
+    goal = Goal(budget_bytes=60 * GIB, budget_kind="reserved")
+    found = Search(fake, fake, lambda _: None)  # type: ignore[arg-type]
+    best = found.run(goal)
+    assert best is not None and best.simulation.inner == 15 and fake.asked == 1
+    assert found.is_refuted
+    solved = Search(Holes(), Holes(), lambda _: None)  # type: ignore[arg-type]
+    solved.run(goal)
+    assert not solved.is_refuted
+
+
 def test_nothing_is_captured_for_the_rest_of_the_budget() -> None:
     """What the first plan leaves is solved for where steps are derived, and not where each takes a capture."""
     derived, captured = Fake(lambda x: x, "active"), Fake(lambda x: x, "active")
