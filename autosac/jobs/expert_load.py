@@ -113,7 +113,9 @@ def plan_over_draws(job: TitanJob, goal: Goal, count: int) -> Planned:
             under = list(enumerate(simulate_draws(job, count, plan_file=str(path))))
             worst, simulation = at_quantile(under, HIGH, peak)
             if simulation.peak_bytes(goal.budget_kind) <= goal.budget_bytes:
-                return replace(planned, notes=(*planned.notes, *_notes(job, goal, number, [s for _, s in under])))
+                notes = _notes(job, goal, number, [s for _, s in under])
+                waits = max(s.step_ms for _, s in under) > planned.simulation.step_ms
+                return replace(planned, notes=(*planned.notes, *notes, *(_ALONE,) * waits))
             if worst in tried:
                 raise InfeasibleError(
                     f"no plan fits in {HIGH:.0%} of {count} draws of the expert load {job.moe_load}: the plan for draw "
@@ -121,6 +123,11 @@ def plan_over_draws(job: TitanJob, goal: Goal, count: int) -> Planned:
                     "smaller budget"
                 )
             number = worst
+
+
+_ALONE = (
+    "the table's steps are of one rank by itself; those of the draws wait for the rank whose experts get most tokens"
+)
 
 
 def _notes(job: TitanJob, goal: Goal, number: int, under: Sequence[Simulation]) -> tuple[str, ...]:

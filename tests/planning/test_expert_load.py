@@ -58,7 +58,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, plain: Sequence[int], under: dict
 
     def planned(job: Job, _: Goal) -> tuple[draws.Planned]:
         planned_for.append(job.number)
-        return (draws.Planned(plan=Planned(draw=job.number), simulation=None),)  # type: ignore[arg-type]
+        simulation: Any = SimpleNamespace(step_ms=60.0)  # of one rank by itself
+        return (draws.Planned(plan=Planned(draw=job.number), simulation=simulation),)  # type: ignore[arg-type]
 
     monkeypatch.setattr(draws, "simulate_draws", simulated)
     monkeypatch.setattr(draws, "plan_titan_job", planned)
@@ -70,6 +71,14 @@ def test_the_plan_is_made_for_an_unlucky_draw(monkeypatch: pytest.MonkeyPatch) -
     seen = stand_ins(monkeypatch, [70, 90, 80, 60], {1: [50, 60, 61, 55], 2: [50, 60, 60, 55]})
     found = plan_over_draws(Job(), Goal(budget_bytes=60), 4)  # type: ignore[arg-type]
     assert seen == [1, 2] and "within the budget in 4 of 4" in found.notes[0]
+    assert len(found.notes) == 2  # no step is longer than that of one rank by itself
+
+
+def test_steps_that_wait_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planned step takes 60 ms by itself, and 61 in a draw: there it waits for another rank."""
+    stand_ins(monkeypatch, [70], {0: [61]})
+    found = plan_over_draws(Job(), Goal(budget_bytes=61), 1)  # type: ignore[arg-type]
+    assert "wait for the rank whose experts get most tokens" in found.notes[-1]
 
 
 def test_one_draw_of_twenty_may_be_above(monkeypatch: pytest.MonkeyPatch) -> None:
