@@ -111,7 +111,7 @@ class Keeper:
         reruns = [rows.recomputed for rows in calls]
         gathered = (range(c.first + split, c.last + split) for c in block.calls if c.op == UNSHARD)
         gathers = tuple(Gather(self._template, rows, reruns, self._hooks[rows]) for rows in gathered)
-        empty = empty_inputs(calls, self._template.rows)
+        empty = empty_inputs(calls, self._template.trace, self._template.rows)
         execution = UnitExecution(calls=calls, block=whole, completed=completed, gathers=gathers, empty=empty)
         wanted = [calls[c].call for c in Need(execution, self.roots(execution), frozenset()).calls]
         # A view that a tensor becomes in place (`as_strided_`) launches nothing, so nothing tells whether it runs again.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from autosac.derivation.gathers import Gather
 from autosac.derivation.steps import Recomputation
-from autosac.trace import Call, Op
+from autosac.trace import Call, Op, TensorMeta, Trace
 
 
 class CallRows(NamedTuple):
@@ -77,19 +77,24 @@ class Need:
                         waiting += [(s, c) for s in calls[c].reads]
 
 
-def empty_inputs(calls: Sequence[CallRows], rows: Sequence[Any]) -> dict[int, tuple[int, ...]]:
-    """`UnitExecution.empty`. What has no memory has no storage: it is read in the order in which it was made, by operators
-    that read something without a storage.
+def empty_inputs(calls: Sequence[CallRows], trace: Trace, rows: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+    """`UnitExecution.empty`. What has no memory has no storage: of what looks like it, it is read in the order in which it was
+    made.
     """
     found: dict[int, tuple[int, ...]] = {}
-    made: list[int] = []
+    made: list[tuple[TensorMeta, int]] = []
     for c, (call, forward, _, _) in enumerate(calls):
         if call.is_view or call.occurrence < 0:
             continue
         if call.outputs and not call.writes and all(result < 0 for result in call.results):
-            made.append(c)
+            made += [(meta, c) for meta in call.outputs]
             continue
-        count = sum(row.inputs.count(-1) for row in (rows[i] for i in forward) if type(row) is Op) if made else 0
-        if count:
-            found[c], made = tuple(made[:count]), made[count:]
+        read: list[int] = []
+        for row in (rows[i] for i in forward if type(rows[i]) is Op) if made else ():
+            for storage, meta in zip(row.inputs, trace.signatures[row.signature].inputs, strict=True):
+                position = next((k for k, (other, _) in enumerate(made) if storage < 0 and other == meta), -1)
+                if position >= 0:
+                    read.append(made.pop(position)[1])
+        if read:
+            found[c] = tuple(read)
     return found

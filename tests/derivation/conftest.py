@@ -275,7 +275,9 @@ class Routed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The images, with what an expert makes of their means times the first score."""
-        means = x.mean((2, 3))
+        cache = torch.tensor([], device=x.device)
+        count = torch.tensor(2).to(x.device)  # a number from the host, read beside what is empty
+        means = torch.cat([cache, x.mean((2, 3))]) * count
         logits = self.router(means)
         scores, chosen = logits.softmax(-1).topk(2, -1)
         scores /= scores.sum(-1, keepdim=True)
