@@ -126,7 +126,7 @@ class KeptResults:
             signature = Signature(DETACH, (meta,), (meta,), is_view=True)
             number = self._signatures.setdefault(signature, len(self._signatures))
             alias = Op(number, last.stream, last.module, last.phase, last.source, (old,), (old,))
-            made += [alias] * (2 if _is_seen_twice(template.trace.signatures[last.signature], meta) else 1)
+            made += [alias] * (2 if _is_seen_twice(template.trace.signatures[last.signature]) else 1)
         if own and rows.call.op != GRAPH:  # which keeps what it has saved, too
             raise NotDerivableError("the plan keeps an operator whose result is not known")
         self._edits.inserted.setdefault(rows.forward[-1], []).extend(made)
@@ -253,18 +253,13 @@ class KeptResults:
         raise NotDerivableError("nothing is allocated before")
 
 
-def _is_seen_twice(signature: Signature, result: TensorMeta) -> bool:
-    """Whether the `detach` of a result is recorded once more: above autograd, of numbers (captures of masks have it once).
-
-    There an operator without inputs runs, but for tensors that PyTorch makes of numbers (`wrapped_scalar_tensor` in
-    ATen/ScalarOps.h), and one that only wants to know its input's shape (`zeros_like`).
+def _is_seen_twice(signature: Signature) -> bool:
+    """Whether the `detach` of a result is recorded once more: above autograd, where operators run that want sizes only, but
+    for methods of tensors. They are told in full what to make, whether in pinned memory, too. What is empty is held already,
+    until something is written to it.
     """
-    if signature.name.startswith("aten.empty"):
-        return False  # it is held already, until something is written to it
-    if signature.name.endswith("_like.default"):
-        return True
-    above = not signature.inputs and signature.name != "aten.scalar_tensor.default"
-    return above and result.dtype != "bool"
+    told = any(name == "pin_memory" for name, _ in signature.arguments)
+    return told and not signature.name.startswith(("aten.empty", "aten.new_"))
 
 
 def _has_no_storage(result: TensorMeta) -> bool:
