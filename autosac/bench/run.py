@@ -43,6 +43,7 @@ def run_suite(
     plans.mkdir(parents=True, exist_ok=True)
     rows: list[PolicyRow] = []
     solvers: list[tuple[str, tuple[SolverTiming, ...]]] = []
+    notes: list[str] = []
     case: CaseResult | None = None
     configurations = sum(len(model.configurations) for model in suite.models)
     progress = parts = Parts(progress, "row", configurations * len(suite.budgets_bytes()) * len(suite.policies))
@@ -61,10 +62,22 @@ def run_suite(
                     found(row)
                     parts.begin(min(len(rows) + 1, parts.total))
                 solvers += run.solvers
+                notes += stage_notes(name, subject.baselines()["none"])
                 if _is_case(suite, model, configuration):
                     progress(f"{name}: the case study")
                     case = study(suite, subject)
-    return Results(suite=suite.name, gpu=suite.gpu, rows=tuple(rows), solvers=tuple(solvers)), case
+    results = Results(suite=suite.name, gpu=suite.gpu, rows=tuple(rows), solvers=tuple(solvers), notes=tuple(notes))
+    return results, case
+
+
+def stage_notes(name: str, simulation: Simulation) -> list[str]:
+    """What has to be said of a configuration with pipeline stages."""
+    count = simulation.trace.info.parallelism.pp
+    if count == 1:
+        return []
+    return [
+        f"{name}: of {count} pipeline stages the first is compared, by itself; `autosac plan` plans all of them together"
+    ]
 
 
 def _is_case(suite: Suite, model: Model, configuration: Configuration) -> bool:

@@ -74,11 +74,12 @@ def bench(arguments: argparse.Namespace) -> None:
         write_document(arguments.docs, results, case, f"autosac bench {arguments.suite}")
     claims = [*map(str, results.claims()), *([case.claim()] if case is not None else [])]
     if arguments.json:
-        print(json.dumps({"rows": results.documents(), "claims": claims, "files": [str(p) for p in written]}, indent=1))
+        files, notes = [str(path) for path in written], list(results.notes)
+        print(json.dumps({"rows": results.documents(), "claims": claims, "notes": notes, "files": files}, indent=1))
         return
     out = reports.console()
     out.print(results.summary())
-    for claim in claims:
+    for claim in (*claims, *results.notes):
         out.print(f"- {claim}")
     out.print(f"written to {folder}: {', '.join(path.name for path in written)}", soft_wrap=True)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autosac.bench.policies import Policy, block_plan, blocks_of
+from autosac.bench.run import stage_notes
 from autosac.bench.subjects import EagerSubject
 from autosac.bench.suite import load_suite
 from autosac.cli.parser import main
@@ -113,3 +115,13 @@ def test_selective_op_keeps_every_second_product(subject: EagerSubject) -> None:
 def test_a_plan_is_captured_once(subject: EagerSubject) -> None:
     """Two policies that come to the same units share a simulation."""
     assert subject.simulate(Policy("full")) is subject.simulate(Policy("selective-1"))
+
+
+def test_a_pipelines_first_stage_is_all_that_is_compared() -> None:
+    """A note says so; of a job without stages there is none."""
+    for count, said in ((1, 0), (4, 1)):
+        simulation: Any = SimpleNamespace(
+            trace=SimpleNamespace(info=SimpleNamespace(parallelism=SimpleNamespace(pp=count)))
+        )
+        found = stage_notes("llama3 pp", simulation)
+        assert len(found) == said and all("of 4 pipeline stages the first" in note for note in found)
