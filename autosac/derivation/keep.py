@@ -111,7 +111,7 @@ class Keeper:
         reruns = [rows.recomputed for rows in calls]
         gathered = (range(c.first + split, c.last + split) for c in block.calls if c.op == UNSHARD)
         gathers = tuple(Gather(self._template, rows, reruns, self._hooks[rows]) for rows in gathered)
-        empty = empty_inputs(calls, self._template.trace, self._template.rows)
+        empty = empty_inputs(calls, self._template)
         execution = UnitExecution(calls=calls, block=whole, completed=completed, gathers=gathers, empty=empty)
         wanted = [calls[c].call for c in Need(execution, self.roots(execution), frozenset()).calls]
         # A view that a tensor becomes in place (`as_strided_`) launches nothing, so nothing tells whether it runs again.
@@ -120,11 +120,11 @@ class Keeper:
         return execution
 
     def _made(self, call: Call, forward: range, repeated: range) -> dict[int, tuple[int, int]]:
-        rows = self._template.rows
+        rows, storages = self._template.rows, self._template.trace.storages
         before = [rows[i].storage for i in forward if type(rows[i]) is Alloc]
-        # What it changes from outside is copied once more.
-        copies = {i for i, storage in enumerate(self._template.trace.storages) if storage.op == COPY != call.op}
-        again = [rows[i].storage for i in repeated if type(rows[i]) is Alloc and rows[i].storage not in copies]
+        again = [rows[i].storage for i in repeated if type(rows[i]) is Alloc]
+        if call.op != COPY:  # what it changes from outside is copied once more
+            again = [s for s in again if storages[s].op != COPY]
         if repeated and len(before) != len(again):
             raise NotDerivableError("an operator allocates otherwise when it runs again")
         pairs = dict(zip(before, again, strict=True)) if repeated else {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autosac.derivation.gathers import Gather
-from autosac.derivation.steps import Recomputation
-from autosac.trace import Call, Op, TensorMeta, Trace
+from autosac.derivation.steps import CapturedSteps, Recomputation
+from autosac.trace import Call, Op, TensorMeta
 
 
 class CallRows(NamedTuple):
@@ -77,12 +77,13 @@ class Need:
                         waiting += [(s, c) for s in calls[c].reads]
 
 
-def empty_inputs(calls: Sequence[CallRows], trace: Trace, rows: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+def empty_inputs(calls: Sequence[CallRows], template: CapturedSteps) -> dict[int, tuple[int, ...]]:
     """`UnitExecution.empty`. What has no memory has no storage: of what looks like it, it is read in the order in which it was
     made.
     """
     found: dict[int, tuple[int, ...]] = {}
     made: list[tuple[TensorMeta, int]] = []
+    rows, signatures = template.rows, template.trace.signatures
     for c, (call, forward, _, _) in enumerate(calls):
         if call.is_view or call.occurrence < 0:
             continue
@@ -91,7 +92,7 @@ def empty_inputs(calls: Sequence[CallRows], trace: Trace, rows: Sequence[Any]) -
             continue
         read: list[int] = []
         for row in (rows[i] for i in forward if type(rows[i]) is Op) if made else ():
-            for storage, meta in zip(row.inputs, trace.signatures[row.signature].inputs, strict=True):
+            for storage, meta in zip(row.inputs, signatures[row.signature].inputs, strict=True):
                 position = next((k for k, (other, _) in enumerate(made) if storage < 0 and other == meta), -1)
                 if position >= 0:
                     read.append(made.pop(position)[1])

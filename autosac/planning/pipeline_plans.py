@@ -313,10 +313,10 @@ class _Pipeline:
         return all(s.loop.baselines[name].peak_bytes(goal.budget_kind) <= goal.budget_bytes for s in self._stages)
 
     def _bound(self, step_ms: float) -> tuple[str, ...]:
-        planned = [
-            s.loop.search for s, is_planned in zip(self._stages, self._planned_stages(), strict=True) if is_planned
-        ]
-        if self._least_ms is None or any(search.is_refuted for search in planned):
+        if self._least_ms is None:
+            return ()
+        planned = zip(self._stages, self._planned_stages(), strict=True)
+        if any(is_planned and stage.loop.search.is_refuted for stage, is_planned in planned):
             return ()
         above = max(0.0, step_ms / self._least_ms - 1)
         return (
