@@ -25,13 +25,18 @@ from autosac.solvers import GlobalSolution, TwoLevelSolution, solve_joint
 
 
 class Effort(NamedTuple):
-    """What generating a policy took."""
+    """What generating a policy took. `problem_s`: None where problem, solving and verifying were not told apart."""
 
-    problem_s: float
+    problem_s: float | None
     solve_s: float
     solves: int
     verify_s: float
     captures: int
+
+    @property
+    def policy_s(self) -> float | None:
+        """Problem and solving."""
+        return None if self.problem_s is None else self.problem_s + self.solve_s
 
 
 class TimedPlanner(Planner):
@@ -101,6 +106,8 @@ class Found:
 
 def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Found:
     """The verified plan of a policy that is found for a budget. InfeasibleError, SimulationError, CaptureError."""
+    if subject.compiled or subject.stages > 1:
+        return _as_planned(subject, policy, goal)
     base = subject.observed()
     if base.peak_bytes(goal.budget_kind) <= goal.budget_bytes:
         return Found(best=Candidate(plan=plan_of(base, goal, ()), simulation=base), effort=Effort(0.0, 0.0, 0, 0.0, 0))
@@ -120,6 +127,17 @@ def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[
         len(search.verified),
     )
     return Found(best=best, effort=effort, gap=search.gap(best) if best.plan.units else None)
+
+
+def _as_planned(subject: Subject, policy: Policy, goal: Goal) -> Found:
+    """The plan of `autosac plan` with the policy's solver, of a step that no single problem of operators describes."""
+    if policy.name in (JOINT, TOOLS):
+        of = "compiled steps" if subject.compiled else "several pipeline stages"
+        raise InfeasibleError(f"{policy.name} makes no plans of {of}")
+    began = time.perf_counter()
+    planned = subject.planned(goal)
+    effort = Effort(None, 0.0, 0, time.perf_counter() - began, 1)
+    return Found(best=Candidate(plan=planned.plan, simulation=planned.simulation), effort=effort)
 
 
 def _by_pytorch(subject: Subject, goal: Goal, progress: Callable[[str], None]) -> Found:

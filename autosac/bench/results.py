@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 
-from autosac.bench.policies import PLANNED, Policy
+from autosac.bench.policies import PLANNED
 from autosac.bench.solver_times import SolverTiming
 from autosac.display.tables import Table
 from autosac.quantities import format_bytes, format_ms
@@ -48,7 +48,8 @@ class PolicyRow:
     """One policy in one configuration. `budget_bytes` is what it is held against; `error` why there is no prediction.
 
     `reference_ms` and `full_recompute_ms`: the step without checkpointing and full checkpointing's recomputation, None where
-    they are not known. `policy_s`: problem and solving; `verify_s`: captures and simulations of its plans.
+    they are not known. `policy_s`: problem and solving; `verify_s`: captures and simulations of its plans. Steps that
+    are `compiled` are compared with such ones.
     """
 
     model: str
@@ -70,6 +71,7 @@ class PolicyRow:
     plan_file: str = ""
     error: str = ""
     measured: MeasuredRun | None = None
+    compiled: bool = False
 
     @property
     def name(self) -> str:
@@ -152,7 +154,7 @@ class Results:
         for name, rows in self.groups():
             by_policy = {row.policy: row for row in rows}
             none, ilp = by_policy.get("none"), by_policy.get("ilp")
-            others = [row for row in rows if row.policy not in PLANNED and _compiled(row) is False]
+            others = [row for row in rows if row.policy not in PLANNED]
             for row in (row for row in rows if row.policy in PLANNED):
                 case = f"{name} {row.policy}"
                 if none is not None and not none.fits:
@@ -165,7 +167,7 @@ class Results:
                     runs.add(row.fits_gpu, case)
                 if row.step_ms is not None and row.recompute_ms is not None:
                     tie_ms = _TIE * row.step_ms
-                    fitting = [other for other in others if other.fits]
+                    fitting = [other for other in others if other.fits and other.compiled == row.compiled]
                     less = [o.policy for o in fitting if (o.recompute_ms or 0) < row.recompute_ms - tie_ms]
                     least.add(not less, f"{case} (less: {', '.join(less)})")
                     faster = [o.policy for o in fitting if (o.step_ms or 0) < row.step_ms - tie_ms]
@@ -322,11 +324,6 @@ class _Tally:
 
     def claim(self, text: str) -> Claim:
         return Claim(text, self._cases, tuple(self._misses))
-
-
-def _compiled(row: PolicyRow) -> bool:
-    """A compiled step cannot be compared with an eager one."""
-    return Policy(row.policy).memory_budget is not None
 
 
 def _measured_cells(row: PolicyRow, base_ms: float | None) -> list[str]:

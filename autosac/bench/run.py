@@ -17,9 +17,10 @@ from autosac.bench.solver_times import SolverTiming, time_solvers
 from autosac.bench.subjects import Subject, subject_of
 from autosac.bench.suite import Configuration, Model, Suite
 from autosac.choices import SOLVERS
-from autosac.errors import AutosacError, UsageError
+from autosac.errors import AutosacError, CaptureError, UsageError
 from autosac.memory_sim import simulate_memory
-from autosac.plans import Plan
+from autosac.planning.stage_plans import prediction_of_stages
+from autosac.plans import Plan, Prediction
 from autosac.progress import Parts
 from autosac.simulation import Simulation
 
@@ -62,7 +63,7 @@ def run_suite(
                     found(row)
                     parts.begin(min(len(rows) + 1, parts.total))
                 solvers += run.solvers
-                notes += stage_notes(name, subject.baselines()["none"])
+                notes += stage_notes(name, subject.stages)
                 if _is_case(suite, model, configuration):
                     progress(f"{name}: the case study")
                     case = study(suite, subject)
@@ -70,13 +71,12 @@ def run_suite(
     return results, case
 
 
-def stage_notes(name: str, simulation: Simulation) -> list[str]:
+def stage_notes(name: str, stages: int) -> list[str]:
     """What has to be said of a configuration with pipeline stages."""
-    count = simulation.trace.info.parallelism.pp
-    if count == 1:
+    if stages == 1:
         return []
     return [
-        f"{name}: of {count} pipeline stages the first is compared, by itself; `autosac plan` plans all of them together"
+        f"{name}: steps are those of all {stages} pipeline stages together, peaks and recomputation the most of any stage"
     ]
 
 
@@ -113,7 +113,7 @@ class _Run:
 
     def rows(self) -> Iterator[tuple[PolicyRow, Plan | None]]:
         """A row per budget and policy, with the plan that a real run would follow."""
-        full_ms = self.subject.baselines()["full"].recompute_ms
+        full_ms = self._full_recompute_ms()
         for budget_bytes in self.suite.budgets_bytes():
             timed = False
             for policy in self.suite.policies:
@@ -125,6 +125,7 @@ class _Run:
                     budget_bytes=budget_bytes,
                     budget_kind=self.suite.budget_kind,
                     full_recompute_ms=full_ms,
+                    compiled=self._is_compiled(policy),
                 )
                 try:
                     if not policy.planned:
@@ -140,37 +141,60 @@ class _Run:
                 except AutosacError as e:
                     yield replace(row, error=str(e)), None
 
+    def _full_recompute_ms(self) -> float | None:
+        """What full checkpointing recomputes; None where the job cannot run so."""
+        policy = Policy("full")
+        try:
+            return float(self._figures(policy, self.subject.simulate(policy))["recompute_ms"])
+        except CaptureError:
+            return None
+
+    def _is_compiled(self, policy: Policy) -> bool:
+        return self.subject.compiled or policy.memory_budget is not None
+
     def _fixed(self, row: PolicyRow, policy: Policy) -> tuple[PolicyRow, Plan | None]:
         began = time.perf_counter()
-        simulation = self.subject.simulate(policy)
-        reference = self.subject.reference(policy)
-        figures = _figures(simulation, self.target)
-        if policy.memory_budget is not None:  # recomputation is part of the compiled backward: what that is slower by
-            figures["recompute_ms"] = max(0.0, simulation.step_ms - reference.step_ms)
-        return (
-            replace(row, **figures, reference_ms=reference.step_ms, verify_s=time.perf_counter() - began),
-            self.subject.plan_under(policy),
-        )
+        figures = self._figures(policy, self.subject.simulate(policy))
+        row = replace(row, **figures, verify_s=time.perf_counter() - began)
+        return row, self.subject.plan_under(policy)
 
     def _planned(self, row: PolicyRow, policy: Policy) -> tuple[PolicyRow, Plan, Found]:
         solver = policy.name if policy.name in SOLVERS else "pareto"
         goal = self.suite.goal(row.budget_bytes, solver)
         found = find_plan(self.subject, policy, goal, self.progress)
         made_for = replace(found.best.plan.made_for, budget_bytes=goal.budget_bytes)
-        plan = replace(found.best.plan, made_for=made_for, predictions={"autosac": found.best.simulation.prediction()})
+        predicted = self._prediction(policy, found.best.simulation)
+        plan = replace(found.best.plan, made_for=made_for, predictions={"autosac": predicted})
         path = self.plans / _file_name(row)
         plan.save(path)
         row = replace(
             row,
-            **_figures(found.best.simulation, self.target),
-            reference_ms=self.subject.observed().step_ms,
+            **self._figures(policy, found.best.simulation),
             gap=found.gap,
-            policy_s=found.effort.problem_s + found.effort.solve_s,
+            policy_s=found.effort.policy_s,
             verify_s=found.effort.verify_s,
             plans=found.effort.captures,
             plan_file=f"plans/{path.name}",
         )
         return row, plan, found
+
+    def _figures(self, policy: Policy, simulation: Simulation) -> dict[str, Any]:
+        """The row's figures; what runs on a CPU has no caching allocator and no libraries' workspaces."""
+        figures = asdict(self._prediction(policy, simulation))
+        figures["reference_ms"] = self.subject.reference(policy).step_ms
+        figures["fits_gpu"] = figures.pop("fits")
+        if self.target == "cpu":
+            figures["peak_active_bytes"] = simulate_memory(simulation.trace, round_to_bytes=1).peak_bytes
+            figures["peak_reserved_bytes"] = figures["fits_gpu"] = None
+        return figures
+
+    def _prediction(self, policy: Policy, simulation: Simulation) -> Prediction:
+        prediction = simulation.prediction()
+        if simulation.pipeline is not None:
+            prediction = prediction_of_stages(simulation.pipeline.stages, simulation.step_ms)
+        if self._is_compiled(policy):
+            prediction = prediction.compiled(self.subject.reference(policy).step_ms)
+        return prediction
 
     def _time_solvers(self, budget_bytes: int, found: Found) -> None:
         assert found.best.solution is not None
@@ -181,17 +205,6 @@ class _Run:
         if len(self.suite.budgets) > 1:
             name += f", {budget_bytes / 2**30:.4g} GiB"
         self.solvers.append((name, tuple(timings)))
-
-
-def _figures(simulation: Simulation, target: str) -> dict[str, Any]:
-    """The row's figures; what runs on a CPU has no caching allocator and no libraries' workspaces."""
-    prediction = simulation.prediction()
-    figures = asdict(prediction)
-    figures["fits_gpu"] = figures.pop("fits")
-    if target == "cpu":
-        figures["peak_active_bytes"] = simulate_memory(simulation.trace, round_to_bytes=1).peak_bytes
-        figures["peak_reserved_bytes"] = figures["fits_gpu"] = None
-    return figures
 
 
 def _file_name(row: PolicyRow) -> str:

@@ -2,6 +2,9 @@
 
 Both subjects are `autosac.planning.closed_loop.PlanningCaptures` whose baselines are "none" and "full". A step under a
 plan is captured once, whichever solver comes to that plan.
+
+Of a compiled step the compiler decides, and of a pipelined job all stages are planned together: there the plan is that of
+`autosac plan` (`Subject.planned`), and what a policy takes is compared with the compiled step, and with that of all stages.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from autosac.bench.policies import Policy, block_plan, blocks_of
 from autosac.bench.suite import Configuration, Model, Suite, make_step_of
 from autosac.capture.process.server import CaptureServer
 from autosac.capture.request import TitanRequest
+from autosac.errors import InfeasibleError
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing
-from autosac.jobs.tasks import TitanJob
-from autosac.jobs.titan import TitanCaptures
+from autosac.jobs.tasks import TitanJob, captures_of, plans_of
 from autosac.jobs.untrainable import simulation_of_trainable
+from autosac.jobs.waiting import fullest
+from autosac.planning.closed_loop import Goal, Planned, make_plan
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import Simulation, Target
@@ -64,6 +69,17 @@ class Subject(Protocol):
     def plan_under(self, policy: Policy) -> Plan | None:
         """The plan that stands for a policy without budget; None where nothing is checkpointed, or by TorchTitan itself."""
 
+    @property
+    def stages(self) -> int:
+        """How many pipeline stages there are. A simulation is that of the one for which most is reserved."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the step is compiled."""
+
+    def planned(self, goal: Goal) -> Planned:
+        """The plan that `autosac plan` makes. InfeasibleError."""
+
 
 class EagerSubject(EagerCaptures):
     """An eager model. Policies without budget are plans over its blocks."""
@@ -83,6 +99,8 @@ class EagerSubject(EagerCaptures):
 
     def baselines(self) -> Mapping[str, Simulation]:
         """See `Subject`."""
+        if self.compiled:
+            return super().baselines()
         return {name: self.simulate(Policy(name)) for name in ("none", "full")}
 
     def under(self, plan: Plan) -> Simulation:
@@ -94,17 +112,35 @@ class EagerSubject(EagerCaptures):
     def simulate(self, policy: Policy) -> Simulation:
         """See `Subject`."""
         plan = self.plan_under(policy)
-        return self.observed() if plan is None else self.under(plan)
+        return self.reference(policy) if plan is None else self.under(plan)
 
     def reference(self, policy: Policy) -> Simulation:
         """See `Subject`."""
-        return self.observed()
+        return super().baselines()["none"] if self.compiled else self.observed()
 
     def plan_under(self, policy: Policy) -> Plan | None:
         """See `Subject`."""
         if policy.name == "none":
             return None
-        return block_plan(policy, self.policies, blocks_of(self.policies, self._patterns))
+        plan = block_plan(policy, self.policies, blocks_of(self.policies, self._patterns))
+        if self.compiled and not any(d.keep for unit in plan.units for d in unit.decisions):
+            # What the compiler traces may be other operators than those that were observed.
+            return replace(plan, units=tuple(replace(unit, decisions=()) for unit in plan.units))
+        return plan
+
+    @property
+    def stages(self) -> int:
+        """See `Subject`."""
+        return 1
+
+    @property
+    def compiled(self) -> bool:
+        """See `Subject`."""
+        return self.observed().trace.info.compiled
+
+    def planned(self, goal: Goal) -> Planned:
+        """See `Subject`."""
+        return make_plan(self, goal)
 
 
 def _without_libraries(machine: Target) -> Target:
@@ -113,75 +149,103 @@ def _without_libraries(machine: Target) -> Target:
 
 
 class TitanSubject:
-    """A TorchTitan job. Policies without budget are TorchTitan's own."""
+    """A TorchTitan job, one rank of each of its pipeline stages. Policies without budget are TorchTitan's own."""
 
     def __init__(self, job: TitanJob, server: CaptureServer, folder: Path) -> None:
-        self._job = job
         self._server = server
-        self._captures = TitanCaptures(job, server, folder)
-        self._requests: dict[TitanRequest, Simulation] = {}
+        self._stages = captures_of(job, server, folder, ("none",), beside=("none", "full"))
+        self._progress = job.progress
+        self._simulations: dict[tuple[str, ...], Simulation] = {}
         self._known: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
 
     def observed(self) -> Simulation:
-        """See `Subject`."""
-        return self._capture(self._job.request("none", observe=True))
+        """See `Subject`. Of the first stage, as all that solvers are told."""
+        return self._stages[0].observed()
 
     def baselines(self) -> Mapping[str, Simulation]:
         """See `Subject`."""
-        return {"none": self.observed(), "full": self._capture(self._job.request("full"))}
+        return self._stages[0].baselines()
 
     def begin(self, plan: Plan, *, ahead: bool = False) -> None:
         """See `Subject`."""
-        self._captures.begin(plan, ahead=ahead)
+        self._stages[0].begin(plan, ahead=ahead)
 
     def begin_template(self, plan: Plan) -> None:
         """See `Subject`."""
-        self._captures.begin_template(plan)
+        self._stages[0].begin_template(plan)
 
     def sample(self, plan: Plan, layers: int | None) -> Callable[[], Simulation]:
         """See `Subject`."""
-        return self._captures.sample(plan, layers)
+        return self._stages[0].sample(plan, layers)
 
     def under(self, plan: Plan) -> Simulation:
         """See `Subject`."""
         if (plan.units, plan.settings) not in self._known:
-            self._known[plan.units, plan.settings] = self._captures.under(plan)
+            self._known[plan.units, plan.settings] = self._stages[0].under(plan)
         return self._known[plan.units, plan.settings]
 
     def template(self, plan: Plan) -> Simulation:
         """See `Subject`."""
-        return self._captures.template(plan)
+        return self._stages[0].template(plan)
 
     def simulate(self, policy: Policy) -> Simulation:
         """See `Subject`."""
-        if policy.name == "none":
-            return self.observed()
+        if policy.name in ("none", "full"):
+            key = (policy.name,)
+            if key not in self._simulations:
+                self._simulations[key] = fullest([stage.baseline(policy.name) for stage in self._stages])
+            return self._simulations[key]
         if policy.memory_budget is None:
-            request = self._job.request(policy.mode)
             early = ("--activation_checkpoint.early_stop",) if policy.stops_early else ()
-            return self._capture(replace(request, overrides=(*request.overrides, *early)))
-        mode = ("memory_budget", "--activation_checkpoint.memory_budget", str(policy.memory_budget))
-        return self._capture(self._compiled("--activation_checkpoint.mode", *mode))
+            return self._together(policy.mode, *early)
+        mode = ("--activation_checkpoint.mode", "memory_budget")
+        budget = ("--activation_checkpoint.memory_budget", str(policy.memory_budget))
+        return self._together("job", "--compile.enable", *mode, *budget)
 
     def reference(self, policy: Policy) -> Simulation:
         """A compiled step is compared with a compiled one."""
         if policy.memory_budget is None:
-            return self.observed()
-        return self._capture(self._compiled("--activation_checkpoint.mode", "none"))
+            return self.simulate(Policy("none"))
+        return self._together("job", "--compile.enable", "--activation_checkpoint.mode", "none")
 
     def plan_under(self, policy: Policy) -> Plan | None:
         """See `Subject`."""
         return None
 
-    def _compiled(self, *arguments: str) -> TitanRequest:
-        request = self._job.request("job")
-        return replace(request, overrides=(*request.overrides, "--compile.enable", *arguments))
+    @property
+    def stages(self) -> int:
+        """See `Subject`."""
+        return len(self._stages)
 
-    def _capture(self, request: TitanRequest) -> Simulation:
-        if request not in self._requests:
-            trace = capturing(self._server, request, self._job.progress).result()
-            self._requests[request] = simulation_of_trainable(trace, self._job.target)
-        return self._requests[request]
+    @property
+    def compiled(self) -> bool:
+        """See `Subject`."""
+        return self._stages[0].compiled
+
+    def planned(self, goal: Goal) -> Planned:
+        """See `Subject`."""
+        (planned,) = plans_of(self._stages, goal, (goal.budget_bytes,), self._progress)
+        if isinstance(planned, InfeasibleError):
+            raise planned
+        return planned
+
+    def _together(self, checkpointing: str, *arguments: str) -> Simulation:
+        """The step of all stages under one of TorchTitan's ways of checkpointing, with more of its arguments."""
+        key = (checkpointing, *arguments)
+        if key not in self._simulations:
+            jobs = [stage.job for stage in self._stages]
+            requests = [_with_arguments(job.request(checkpointing), arguments) for job in jobs]
+            started = [
+                capturing(self._server, request, job.progress, whole=job.whole)
+                for request, job in zip(requests, jobs, strict=True)
+            ]
+            traces = [capture.result() for capture in started]
+            self._simulations[key] = fullest([simulation_of_trainable(trace, jobs[0].target) for trace in traces])
+        return self._simulations[key]
+
+
+def _with_arguments(request: TitanRequest, arguments: tuple[str, ...]) -> TitanRequest:
+    return replace(request, overrides=(*request.overrides, *arguments))
 
 
 @contextmanager
@@ -190,7 +254,9 @@ def subject_of(
 ) -> Iterator[Subject]:
     """The subject, while its capture process lives. UsageError if the model cannot be imported or the job is unknown."""
     if model.make_step:
-        yield EagerSubject(suite, model, configuration, target=target)
+        eager = EagerSubject(suite, model, configuration, target=target)
+        with eager:
+            yield eager
         return
     job = titan_job(suite, model, configuration, progress)
     with temporary_folder() as folder, CaptureServer(use_cache=suite.use_cache, on_progress=progress) as server:

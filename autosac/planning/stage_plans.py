@@ -83,18 +83,21 @@ def _free_ms(baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps) -
 
 
 def _prediction(stages: Sequence[Simulation], steps: JointSteps, free_ms: float | None) -> Prediction:
-    """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself.
-    `free_ms`: the step without checkpointing, if it is known.
-    """
-    prediction = Prediction(
-        step_ms=steps.step_ms(stages, is_beside=True),
+    """Of all stages together. No stage is executed by itself. `free_ms`: the step without checkpointing, if it is known."""
+    prediction = prediction_of_stages(stages, steps.step_ms(stages, is_beside=True))
+    compiled = any(stage.trace.info.compiled for stage in stages)
+    return prediction.compiled(free_ms) if compiled and free_ms is not None else prediction
+
+
+def prediction_of_stages(stages: Sequence[Simulation], step_ms: float) -> Prediction:
+    """Step time of the pipeline; peaks and recomputation of the stage that has most, of what is given of each by itself."""
+    return Prediction(
+        step_ms=step_ms,
         peak_active_bytes=max(stage.peak_active_bytes for stage in stages),
         peak_reserved_bytes=max(stage.peak_reserved_bytes for stage in stages),
         fits=all(stage.fits for stage in stages),
         recompute_ms=max(stage.recompute_ms for stage in stages),
     )
-    compiled = any(stage.trace.info.compiled for stage in stages)
-    return prediction.compiled(free_ms) if compiled and free_ms is not None else prediction
 
 
 def _notes(planned: Sequence[Planned], together: Sequence[Simulation]) -> tuple[str, ...]:

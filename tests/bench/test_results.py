@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -94,9 +95,14 @@ def test_a_plan_that_runs_out_of_memory_is_a_miss(row: Make) -> None:
 
 
 def test_policies_that_do_not_fit_or_are_compiled_are_no_rivals(row: Make) -> None:
-    """No checkpointing does not fit, and a compiled step is no eager one: neither is held against the plan."""
-    found = results(row("none", 120, 0.0), row("memory-budget-0.5", 60, 0.5), row("ilp", 99, 1.0))
+    """No checkpointing does not fit, and a compiled step is no eager one: neither is held against the plan. Against a plan of
+    a compiled step it is.
+    """
+    plan, other = row("ilp", 99, 1.0), row("memory-budget-0.5", 60, 0.5, compiled=True)
+    found = results(row("none", 120, 0.0), other, plan)
     assert found.claims()[3].misses == found.claims()[4].misses == ()
+    compiled = results(row("none", 120, 0.0, compiled=True), other, replace(plan, compiled=True))
+    assert compiled.claims()[4].misses == ("net C1 ilp (faster: memory-budget-0.5)",)
 
 
 def test_nothing_to_test_where_everything_fits(row: Make) -> None:
