@@ -4,8 +4,9 @@
 
 TorchTitan's own Trainer trains its models at debug size on the CPU, with gloo, over the ways to parallelize them (`jobs`):
 without a plan, and under plans for the memory of full checkpointing, and for a third and two thirds of what lies between that
-and no checkpointing. Compared are losses, norms, each rank's gradients in each step, and its parameters afterwards. Before,
-the job trains twice without a plan: where that differs, nothing is told. Where a plan's differs, it trains without one again.
+and no checkpointing; jobs whose schedule divides the backward, under plans made at random (`random_plans`). Compared are
+losses, norms, each rank's gradients in each step, and its parameters afterwards. Before, the job trains twice without a plan:
+where that differs, nothing is told. Where a plan's differs, it trains without one again.
 
 With `--compiled`, jobs that are compiled. A plan changes which operators Inductor fuses, and so what is rounded. Told is then
 how far gradients are from those of the job without the compiler, relative to these, with the plan and without: a plan that
@@ -23,9 +24,11 @@ from autosac.errors import AutosacError
 from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import TitanJob, plan_job, simulate_job
 from benchmarks.titan_training.jobs import COMPILED, JOBS, TEXT, Job, train
+from benchmarks.titan_training.random_plans import random_plan
 
 _GPU = "h100-sxm-80gb"
 _SHARES = (0.0, 1 / 3, 2 / 3)
+_SEEDS = 2  # of random plans, each of layers and of modules in them
 _AGAIN = 3  # trainings without a plan, if one with a plan is not as the first
 _FARTHER = 2.0  # than without a plan
 _LINE = "| {:<58} | {:>5} | {:>11} | {:>19} | {} |"
@@ -46,18 +49,33 @@ def compare(job: Job, folder: Path) -> None:
     eager = train(file, job.ranks, job._replace(backend="").arguments) if job.backend == "inductor" else None
     if job.backend:
         print(_LINE.format(job.describe(), job.ranks, "", "no plan", f"{plain[0]['graphs']} graphs"), flush=True)
+    if job.at_random:
+        for seed in range(2 * _SEEDS):
+            found = at_random(job, file, seed, plain)
+            print(_LINE.format(job.describe(), job.ranks, "at random", *found), flush=True)
+        return
     for budget_mib in budgets(job, file):
-        print(
-            _LINE.format(job.describe(), job.ranks, f"{budget_mib} MiB", *under(job, file, budget_mib, plain, eager)),
-            flush=True,
-        )
+        found = under(job, file, budget_mib, plain, eager)
+        print(_LINE.format(job.describe(), job.ranks, f"{budget_mib} MiB", *found), flush=True)
 
 
 def budgets(job: Job, file: Path) -> list[int]:
     """In MiB, see the program's docstring."""
-    titan = TitanJob.of(str(file), overrides=job.arguments, gpu=_GPU, world_size=job.ranks)
+    titan = titan_job(job, file)
     full, none = (simulate_job(titan, checkpointing=mode)[0].peak_reserved_bytes for mode in ("full", "none"))
     return [int(full + share * (none - full)) // 2**20 + 1 for share in _SHARES]
+
+
+def titan_job(job: Job, file: Path) -> TitanJob:
+    """The job to simulate."""
+    return TitanJob.of(str(file), overrides=job.arguments, gpu=_GPU, world_size=job.ranks)
+
+
+def at_random(job: Job, file: Path, seed: int, plain: list[dict[str, Any]]) -> tuple[str, str]:
+    """As `under`, of a random plan: of layers for even seeds, else of the modules in them."""
+    path = file.with_name("plan.json")
+    random_plan(titan_job(job, file), path, seed // 2, parts=bool(seed % 2))
+    return trained(job, file, path, plain)
 
 
 def under(
@@ -75,6 +93,13 @@ def under(
         ).save(path)
     except AutosacError as e:
         return "", str(e).partition(",")[0]
+    return trained(job, file, path, plain, eager)
+
+
+def trained(
+    job: Job, file: Path, path: Path, plain: list[dict[str, Any]], eager: list[dict[str, Any]] | None = None
+) -> tuple[str, str]:
+    """See `under`; the plan is in a file."""
     planned = train(file, job.ranks, [*job.arguments, "--autosac.enable", "--autosac.plan", str(path)])
     if planned is None:
         log = file.with_name("rank-0.log").read_text().strip().splitlines()

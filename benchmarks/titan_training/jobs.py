@@ -35,7 +35,7 @@ mode = "none"
 
 class Job(NamedTuple):
     """A model of TorchTitan's on some ranks, which shard its parameters where `settings` do not say otherwise. It is compiled
-    if it has a `backend`.
+    if it has a `backend`. `at_random`: under plans made at random in place of those for budgets.
     """
 
     model: str
@@ -44,6 +44,7 @@ class Job(NamedTuple):
     flavor: str = "debugmodel"
     batch: int = 4
     backend: str = ""
+    at_random: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -75,6 +76,8 @@ JOBS = (
     Job("llama3", 2, _TP),
     Job("llama3", 2, _PP),
     Job("llama3", 2, (*_PP, "parallelism.pipeline_parallel_schedule Interleaved1F1B")),
+    Job("llama3", 2, (*_PP, "parallelism.pipeline_parallel_schedule InterleavedZeroBubble"), at_random=True),
+    Job("llama3", 2, (*_PP, "parallelism.pipeline_parallel_schedule ZBVZeroBubble"), at_random=True),
     Job("llama3", 4, _TP),
     Job("llama3", 4, _HSDP, batch=2),
     Job("llama3", 4, (*_TP, *_PP)),
