@@ -7,9 +7,9 @@ from autosac.planning.candidates import Candidate
 _NO_BOUND = "there is no bound on how far it is from the best plan"
 
 
-def bound_notes(best: Candidate, gap: float | None, is_refuted: bool) -> list[str]:
+def bound_notes(best: Candidate, gap: float | None, is_refuted: bool, is_uneven: bool = False) -> list[str]:
     """`gap`: by how much the plan is above the joint problem's bound at its peak, if that is told of. `is_refuted`: plans need
-    less memory than that problem allows any.
+    less memory than that problem allows any. `is_uneven`: it knows of some modules what their executions take in the mean.
     """
     found = []
     what = "recomputation" if best.costs is None else "the step"
@@ -19,6 +19,8 @@ def bound_notes(best: Candidate, gap: float | None, is_refuted: bool) -> list[st
         found.append(f"{_NO_BOUND} that offloads")
     elif is_refuted:
         found.append(f"{_NO_BOUND}: plans need less memory than thought possible")
+    elif is_uneven:
+        found.append(f"{_NO_BOUND}: modules run on tensors of different sizes")
     elif gap is not None:
         found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
     price_ms = 0.0 if best.solution is None else best.solution.budgets.shadow_ms_per_gib

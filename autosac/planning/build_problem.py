@@ -35,12 +35,15 @@ from autosac.trace import Region, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStatistics:
-    """What the solver needs of a unit's operators (from the SACEstimator): see `autosac.solvers.GlobalUnit`."""
+    """What the solver needs of a unit's operators (from the SACEstimator): see `autosac.solvers.GlobalUnit`. `is_mean`: of
+    executions of different sizes, not of each.
+    """
 
     stored_bytes: int
     discardable_bytes: int
     recompute_ms: float
     segments: tuple[CurveSegment, ...]
+    is_mean: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +111,11 @@ def _unit(
     allowed: bool,
 ) -> GlobalUnit:
     first = statistics[spans[0].region]
-    # Savings are promised by the execution that saves least.
+    implicit = [lifetimes.bytes_of(s.implicit) for s in spans]
     return GlobalUnit(
         name=trace.modules[trace.regions[spans[0].region].module],
-        implicit_bytes=min(lifetimes.bytes_of(s.implicit) for s in spans),
+        # Savings are promised by the execution that saves least, if all are alike.
+        implicit_bytes=sum(implicit) // len(implicit) if first.is_mean else min(implicit),
         boundary_bytes=max(lifetimes.bytes_of(s.boundary) for s in spans),
         stored_bytes=first.stored_bytes,
         discardable_bytes=first.discardable_bytes,

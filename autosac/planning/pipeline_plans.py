@@ -316,7 +316,8 @@ class _Pipeline:
         if self._least_ms is None:
             return ()
         planned = zip(self._stages, self._planned_stages(), strict=True)
-        if any(is_planned and stage.loop.search.is_refuted for stage, is_planned in planned):
+        searches = [stage.loop.search for stage, is_planned in planned if is_planned]
+        if any(search.is_refuted or search.is_uneven for search in searches):
             return ()
         above = max(0.0, step_ms / self._least_ms - 1)
         return (

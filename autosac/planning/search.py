@@ -399,6 +399,11 @@ class Search:
         """
         return any(c.simulation.peak_active_bytes < _REFUTED * self._unsolved_bytes for c in self.verified)
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the problem knows of some modules what their executions take in the mean: then its bound is none, either."""
+        return self._planner.policies.is_uneven
+
     def _infeasible(
         self, goal: Goal, baselines: Mapping[str, Simulation], owns: Sequence[Candidate]
     ) -> InfeasibleError:
@@ -432,9 +437,11 @@ class Search:
                 f"the smallest that a plan needs is {format_enough_bytes(least)}, but {_SETTINGS[name]} of the job "
                 f"itself {fits} with {format_enough_bytes(own_bytes)}, which no plan can express"
             )
+        where = f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}"
+        peak = f"with everything recomputed the peak is at {where}"
+        why = "; ".join((hint, peak, *self._planner.policies.left_out))
         return InfeasibleError(
-            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {hint}; with everything recomputed the peak is at "
-            f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}",
+            f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {why}",
             in_loss=not report.module and report.phase in (Phase.FORWARD, Phase.BACKWARD),
         )
 
@@ -469,7 +476,7 @@ class Search:
             found += idle_notes(best.simulation.idle)
         if best.plan.units:
             gap = None if is_stage or best.simulation.trace.info.compiled else self.gap(best)
-            found += bound_notes(best, gap, self.is_refuted)
+            found += bound_notes(best, gap, self.is_refuted, self.is_uneven)
         if self._mixes is not None:
             found += self._mixes.notes(best)
         if self._failure:

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
+from autosac.display.module_names import alike, natural, span, without_numbers
 from autosac.estimator.sac_curves import upper_bound
 from autosac.estimator.sac_estimator import SACEstimator, SACModule
 from autosac.estimator.sac_stats import tradeoff
 from autosac.planning.build_problem import UnitStatistics
+from autosac.planning.uneven import mean_of
 from autosac.plans import Decision, Parameters, Unit
 from autosac.simulation import Simulation
 from autosac.solvers import LocalItem, LocalProblem, LocalSolution, unit_curve
@@ -18,7 +20,7 @@ from autosac.trace import Region
 
 @dataclass(frozen=True, kw_only=True)
 class UnitPolicy:
-    """One module that may be checkpointed, with the statistics of (the first of) its executions.
+    """One module that may be checkpointed, with the statistics of its executions: of the first, or their mean (`mean_of`).
 
     `offloaded`: the items whose results wait in host memory.
     """
@@ -27,6 +29,7 @@ class UnitPolicy:
     module: int
     sac: SACModule
     parameters: Parameters
+    is_mean: bool = False
     offloaded: frozenset[int] = frozenset()
 
     def offloading(self, items: Collection[int]) -> UnitPolicy:
@@ -53,6 +56,7 @@ class UnitPolicy:
                 discardable_bytes=curve.discardable_bytes,
                 recompute_ms=curve.recompute_ms,
                 segments=upper_bound(curve.corners) if fitted else curve.segments,
+                is_mean=self.is_mean,
             )
         tradeoff = self.sac.tradeoff
         return UnitStatistics(
@@ -60,6 +64,7 @@ class UnitPolicy:
             discardable_bytes=tradeoff.discardable_bytes,
             recompute_ms=tradeoff.runtime_ms,
             segments=self.sac.segments(model),
+            is_mean=self.is_mean,
         )
 
     def kept_items(self, decisions: Sequence[Decision]) -> frozenset[int]:
@@ -121,7 +126,8 @@ class UnitPolicy:
 
 
 class UnitPolicies:
-    """All modules of a captured step that may be checkpointed; `refusals` says of others why they may not.
+    """All modules of a captured step that may be checkpointed; `refusals` says of others why they may not, `left_out` of those
+    of which nothing inside or around them may, either.
 
     `event_ms`: device time of its events, if not that of the simulation.
     """
@@ -137,32 +143,43 @@ class UnitPolicies:
         self.units: list[UnitPolicy] = []
         self._by_module: dict[int, UnitPolicy] = {}
         units: list[UnitPolicy] = []
-        self._regions: dict[int, int] = {}
+        executions: dict[int, list[int]] = {}
+        for index in self.modules:
+            executions.setdefault(trace.regions[index].module, []).append(index)
         refused: dict[str, str] = {}
-        for index, sac in self.modules.items():
-            region = trace.regions[index]
-            name = trace.modules[region.module]
-            if region.module in self._regions:
-                first = trace.regions[self._regions[region.module]]
-                if not _same_calls(first, region):
-                    refused[name] = "its executions differ in their operators"
-                continue
-            self._regions[region.module] = index
-            if sac.stats.refusal is not None:
-                refused[name] = sac.stats.refusal
+        for module, indices in executions.items():
+            name = trace.modules[module]
+            sac = self.modules[indices[0]]
+            refusal = sac.stats.refusal
+            is_even = all(_same_calls(trace.regions[indices[0]], trace.regions[i]) for i in indices)
+            if refusal is None and not is_even:
+                mean = mean_of([self.modules[i] for i in indices])
+                sac, refusal = (sac, "executions differ in their operators") if mean is None else (mean, None)
+            if refusal is not None:
+                refused[name] = refusal
                 continue
             parameters = tuple(
                 (parameter.removeprefix(f"{name}."), tuple(shape))
                 for parameter, shape in trace.info.parameter_shapes.items()
                 if parameter.startswith(f"{name}.")
             )
-            units.append(UnitPolicy(name=name, module=region.module, sac=sac, parameters=parameters))
+            units.append(UnitPolicy(name=name, module=module, sac=sac, parameters=parameters, is_mean=not is_even))
         self._choose([unit for unit in units if unit.name not in refused])
-        self.refusals = tuple(f"{name} is not checkpointed: {reason}" for name, reason in refused.items())
+        self.refusals = _told(refused)
+        left = {name: why for name, why in refused.items() if not self._is_part_decided(name)}
+        self.left_out = _told({name: left[name] for name in left if not any(name.startswith(f"{n}.") for n in left)})
+
+    def _is_part_decided(self, name: str) -> bool:
+        return any(f"{name}.".startswith(f"{u.name}.") or u.name.startswith(f"{name}.") for u in self.units)
 
     def _choose(self, units: list[UnitPolicy]) -> None:
         self.units = units
         self._by_module = {unit.module: unit for unit in units}
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some module's executions are of different sizes, of which the problem knows the mean."""
+        return any(unit.is_mean for unit in self.units)
 
     def of_module(self, module: int) -> UnitPolicy:
         """The policy of a module by its index in the trace."""
@@ -190,6 +207,17 @@ class UnitPolicies:
     def allowed(self) -> dict[int, bool]:
         """Every unit here may be checkpointed."""
         return dict.fromkeys(self._by_module, True)
+
+
+def _told(refused: Mapping[str, str]) -> tuple[str, ...]:
+    """Why modules are not checkpointed, one reason after the other."""
+    ordered = sorted(refused, key=natural)
+    told = []
+    for why in dict.fromkeys(refused.values()):
+        names = [name for name in ordered if refused[name] == why]
+        families = ", ".join(map(span, alike(names, str, without_numbers)))
+        told.append(f"{families} {'is' if len(names) == 1 else 'are'} not checkpointed: {why}")
+    return tuple(told)
 
 
 def _same_calls(first: Region, other: Region) -> bool:

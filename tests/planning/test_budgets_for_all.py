@@ -71,7 +71,8 @@ class Mixes:
 
 def search(compiler: Compiler, mixes: Mixes, monkeypatch: pytest.MonkeyPatch) -> Search:
     monkeypatch.setattr("autosac.planning.search.plan_of", lambda *_: Plan(made_for=MADE_FOR, units=()))
-    planner: Any = SimpleNamespace(base=simulation(40.0, 120.0), goal=Goal(budget_bytes=1))
+    policies = SimpleNamespace(left_out=())
+    planner: Any = SimpleNamespace(base=simulation(40.0, 120.0), goal=Goal(budget_bytes=1), policies=policies)
     return Search(compiler, planner, lambda _: None, mixes)  # type: ignore[arg-type]
 
 

@@ -93,6 +93,8 @@ class Fake:
     def derived(self, plan: Plan) -> Any:
         return self.under(plan) if self.derives else None
 
+    policies: Any = SimpleNamespace(left_out=())
+
     def policies_of(self, *_: Any) -> None:
         return None
 
@@ -271,7 +273,9 @@ def test_how_a_plan_was_decided_is_told(method: str, level: bool, monkeypatch: p
     best = Candidate(plan=plan, simulation=fake.simulation(30.0), solution=solution)
     found.verified.append(best)
     monkeypatch.setattr(fake, "gap", lambda plan, costs: 0.01, raising=False)
-    monkeypatch.setattr(fake, "policies", SimpleNamespace(refusals=("layers.9: views only",)), raising=False)
+    monkeypatch.setattr(
+        fake, "policies", SimpleNamespace(refusals=("layers.9: views only",), is_uneven=False), raising=False
+    )
     notes = found.notes(goal, best)
     assert notes[:2] == (
         "the verified peak uses 50.0% of the budget; 1 plan was simulated",
