@@ -64,7 +64,8 @@ def _run(arguments: argparse.Namespace, request: ScriptRequest, target: Target, 
             _show(arguments, ranks, simulation, result)
         planned = None
         if goal is not None:
-            shared = replace(request, shared=str(folder), steps=max(1, result.outcome.kept))
+            outcome = result.outcome
+            shared = replace(request, shared=str(folder), steps=max(1, outcome.kept), model=outcome.model)
             planned_for = [ranks[position] for position in planned_ranks(result.traces)]
             template = Template(compiles=any(rank.trace.info.compiled for rank in planned_for))
             with contextlib.closing(template):

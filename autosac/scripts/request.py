@@ -24,10 +24,10 @@ class ScriptRequest:
     others. `moe_load`: how tokens are spread over experts.
     `synthetic`: columns of made-up data sets, where one cannot be loaded. `stand_ins`: names or files of them.
     `checkpoints`: the script writes its own. `patience_s`: how long to wait for a step. `plan_file` applies a plan to the
-    model, `observe` records the regions of all modules that could be checkpointed. `unlimited`: the device never runs out
-    of memory. `quiet`: what the script prints on standard output is dropped. `shared`: the folder of the ranks' messages,
-    where other ranks may run; `shown` is the rank that does so always, `only` are those that may run, if not all
-    (`scripts.exchange`).
+    model, `observe` records the regions of all modules that could be checkpointed; `model` says which one that is
+    (`ScriptOutcome.model`). `unlimited`: the device never runs out of memory. `quiet`: what the script prints on standard
+    output is dropped. `shared`: the folder of the ranks' messages, where other ranks may run; `shown` is the rank that does
+    so always, `only` are those that may run, if not all (`scripts.exchange`).
     """
 
     script: str
@@ -51,6 +51,7 @@ class ScriptRequest:
     patience_s: float = 600.0
     plan_file: str | None = None
     observe: bool = False
+    model: int = 0
     unlimited: bool = False
     quiet: bool = False
     shared: str | None = None
@@ -91,7 +92,8 @@ class ScriptOutcome:
 
     `exit_code` is its own. `steps` have run, of which number `kept` is in the trace (0: there is none). `error`: why there is
     no trace, unless the script says so itself; `is_uneven`: because a microbatch was unlike those that had been copied.
-    `notes`: what was assumed. `printed`: whether it has, or has logged.
+    `notes`: what was assumed. `printed`: whether it has, or has logged. `model`: the one that plans are for, by the order in
+    which models are first called to be trained.
     """
 
     exit_code: int = 0
@@ -101,6 +103,7 @@ class ScriptOutcome:
     is_uneven: bool = False
     notes: tuple[str, ...] = ()
     printed: bool = True
+    model: int = 0
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""

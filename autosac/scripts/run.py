@@ -42,6 +42,7 @@ from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.exchange import Exchange
 from autosac.scripts.executed import Mark
 from autosac.scripts.memory import ScriptMemory
+from autosac.scripts.models import ModelShares
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.shelf import SharedShelf
@@ -101,6 +102,10 @@ class ScriptRun:
         simulated.set_clock(self._device_clock)
         self._clock = clock
         self._finder = self._model_finder()
+        self._models = ModelShares(lambda: self._memory.allocator.active_bytes)
+        self._model = 0  # that plans are for, in the kept step
+        if not request.is_changed:
+            self._models.install()
         self._routing = self._drawn_routing()
         self._accumulation: Accumulation | None = None
         if request.fast_forward:
@@ -116,6 +121,8 @@ class ScriptRun:
         def change(model: torch.nn.Module) -> None:
             if not request.is_changed:
                 return
+            if request.model:
+                recorder.add_model(model)
             if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
                 recorder.add_model(model)  # nobody calls it: its parts would be taken for models
             check_names(recorder.model_parts)
@@ -124,8 +131,9 @@ class ScriptRun:
             else:
                 apply_plan_file(model, str(request.plan_file), recorder, strictly=False)
 
-        finder = ModelFinder(change, compiles=not request.observe)
+        finder = ModelFinder(change, compiles=not request.observe, wanted=request.model)
         finder.meet_stages(recorder.add_model)
+        recorder.adopts = not request.model
         if request.is_changed:
             finder.install()
             finder.meet_what_is_called()
@@ -211,6 +219,7 @@ class ScriptRun:
             kept=self._kept[0] if self._kept is not None else 0,
             error="" if exit_code else self._why_nothing(),
             notes=(*self._notes, *self._differences.notes()),
+            model=self._model,
         )
 
     def _note_step(self, trace: Trace) -> None:
@@ -281,6 +290,7 @@ class ScriptRun:
         if number <= self._steps.kept:
             simulation = self._simulation(self._left_alone())
             self._kept = number, simulation.trace
+            self._model = self._models.largest
             if number == self._steps.kept:
                 simulation.trace.save(self._trace_file)
                 self._note_step(simulation.trace)
@@ -333,6 +343,7 @@ class ScriptRun:
     def step_begun(self, number: int) -> None:
         """Time goes on from the end of the last one."""
         self._memory.begin_step()
+        self._models.begin_step()
         self._device_clock.begin(number)
         if self._routing is not None:
             self._routing.begin_step()

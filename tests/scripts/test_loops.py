@@ -234,6 +234,44 @@ def test_a_second_model_is_said_to_stay_as_it_is(run: Any) -> None:
     assert ended.stderr.strip().endswith(said)
 
 
+CRITIC = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.last(nn.functional.gelu(self.first(x)))
+
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+generator, critic = nn.Linear(256, 256).cuda(), Critic().cuda()
+optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+for step in range(4):
+    critic(generator(torch.randn(8192, 256, device="cuda"))).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_model_whose_forwards_hold_most_is_planned(run: Any, tmp_path: Path) -> None:
+    """A generator is called first, and has nothing to checkpoint: the plan is for the critic."""
+    ended = run(CRITIC, "--plan", "380MiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["made_for"]["model"] == "Critic"
+    assert {unit["fqn"].split(".")[0] for unit in plan["units"]} == {"blocks"}
+
+
 def test_a_plan_for_steps_of_several_sizes(run: Any) -> None:
     """Batches differ: the plan is made for the step that is reported, and the others follow it without an error."""
     ended = run(RAGGED, "--plan", "200MiB", "-o", "plan.json", "--quiet")

@@ -37,6 +37,7 @@ def test_documents_survive_their_files(tmp_path: Path) -> None:
         patience_s=1.5,
         plan_file="plan.json",
         observe=True,
+        model=1,
         unlimited=True,
         quiet=True,
         shared="folder",
@@ -44,7 +45,7 @@ def test_documents_survive_their_files(tmp_path: Path) -> None:
         only=(3, 15),
     )
     assert all(getattr(other, each.name) != getattr(PLAIN, each.name) for each in fields(ScriptRequest))
-    outcome = ScriptOutcome(exit_code=3, steps=7, kept=2, error="e", notes=("a", "b"), printed=False)
+    outcome = ScriptOutcome(exit_code=3, steps=7, kept=2, error="e", notes=("a", "b"), printed=False, model=1)
     for document in (PLAIN, other, ScriptOutcome(), outcome):
         document.save(tmp_path / "document.json")
         assert type(document).load(tmp_path / "document.json") == document

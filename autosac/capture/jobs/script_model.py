@@ -2,7 +2,8 @@
 
 Nobody says what the model is, either. A module that is about to be wrapped (DDP, DataParallel, FSDP, `fully_shard`,
 `torch.compile`), or else the first module that is called to be trained, belongs to it; the model is the module around all of
-these. It is found before the call begins: a module that is called by itself follows its plan from the first call on.
+these. It is found before the call begins: a module that is called by itself follows its plan from the first call on. Of
+several models that are called by themselves (a generator and a discriminator) it is another one, where that is asked for.
 
 Of a model in pipeline stages a rank may have several (interleaved schedules): all of them are parts of the model.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,15 +30,35 @@ from autosac.integrations.operators.modules import shapes_by_name, unwrapped
 _STAGES = "torch.distributed.pipelining.stage"
 
 
+class ModelOrder:
+    """Numbers the models of a script in the order in which they are first called to be trained."""
+
+    def __init__(self) -> None:
+        self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._count = 0
+
+    def number(self, module: nn.Module) -> int:
+        """That of the model around a module that is called now; -1 if nobody has called it to be trained yet."""
+        found = self._numbers.get(module, -1)
+        if found >= 0 or not trains(module):
+            return found
+        whole = list(outermost(module).modules())
+        found = next((self._numbers[part] for part in whole if part in self._numbers), self._count)
+        self._count = max(self._count, found + 1)
+        self._numbers.update(dict.fromkeys(whole, found))
+        return found
+
+
 class ModelFinder:
     """Calls `action` with the script's model, once, or with each of several pipeline stages. `compiles`: whether
-    `torch.compile` of a module may compile it.
+    `torch.compile` of a module may compile it. `wanted`: which model it is of those that are called, by their order.
 
     `parts` is what was found, `model` the first of them, `is_compiled` whether the script asks to compile a module.
     """
 
-    def __init__(self, action: Callable[[nn.Module], None], *, compiles: bool) -> None:
+    def __init__(self, action: Callable[[nn.Module], None], *, compiles: bool, wanted: int = 0) -> None:
         self._action = action
+        self._order, self._wanted = ModelOrder(), wanted
         self._compiles = compiles
         self.parts: list[nn.Module] = []
         self.is_compiled = False
@@ -63,13 +85,13 @@ class ModelFinder:
             self._meet_before(wrapper, "__init__", position=1)
 
     def meet_what_is_called(self) -> None:
-        """Meet the first module that is called to be trained, too."""
+        """Meet the first module that is called to be trained, too, or the first one of the model that is wanted."""
         modules: Any = nn.Module
         original = modules.__call__
 
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self.model is None and trains(module):
+            if self.model is None and self._order.number(module) == self._wanted:
                 self.meet(module)
             if self.model is not None and modules.__call__ is call:
                 modules.__call__ = original

@@ -98,6 +98,7 @@ class Recorder:
         self.regions: list[Region] = []
         self.traced: dict[str, list[Any]] = {}  # by units: the operators that the compiler met (`TraceInfo.traced`)
         self.model_parts: list[torch.nn.Module] = []
+        self.adopts = True  # the first module that is called to be trained, if nobody has told of a model
         self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.uses_ddp = False
         self.cleared: Callable[[int], None] = lambda first: None
@@ -153,7 +154,7 @@ class Recorder:
 
     def enter_module(self, module: torch.nn.Module, args: Any) -> None:
         """A module's forward begins."""
-        if not self.model_parts and trains(module):
+        if self.adopts and not self.model_parts and trains(module):
             self.add_model(module)  # a teacher, or an encoder that is not trained, may have been called before
         if self.phases.enter_module(module):
             self.storages.label_inputs(args)
