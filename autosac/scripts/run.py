@@ -413,7 +413,7 @@ class ScriptRun:
         shapes = modules.shapes_by_name(parts) if parts else {}
         return TraceInfo(
             job_fingerprint=hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest(),
-            model=type(parts[0]).__name__ if parts else "",
+            model=type(modules.unwrapped(parts[0])).__name__ if parts else "",
             gpu=self._target.gpu.name,
             torch_version=torch.__version__,
             world_size=request.world_size,

@@ -209,6 +209,7 @@ def test_one_plan_for_ranks_with_the_same_modules(run: Any, tmp_path: Path, monk
     assert ended.returncode == 0, ended.stderr
     assert "ranks 0, 1 train alike: this is the plan of rank 1, verified on the others" in ended.stdout
     plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["made_for"]["model"] == "Sequential"  # not what is around it
     names = [unit["fqn"] for unit in plan["units"]]
     assert names and len(set(names)) == len(names) and set(names) <= {"0", "1"}
     assert set(plan["predictions"]) == {"autosac", "none"}
