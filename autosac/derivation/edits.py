@@ -67,6 +67,8 @@ class KeptResults:
     def apply(self) -> None:
         """Add the edits."""
         for rows in self._keeping.values():
+            if not rows.forward:
+                continue  # it ran on the host, as its alias does
             if rows.made or (not rows.call.writes and any(map(_has_no_storage, rows.call.outputs))):
                 self._detach(rows)
         last = self._last_uses()

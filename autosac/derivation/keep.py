@@ -114,8 +114,11 @@ class Keeper:
         empty = empty_inputs(calls, self._template)
         execution = UnitExecution(calls=calls, block=whole, completed=completed, gathers=gathers, empty=empty)
         wanted = [calls[c].call for c in Need(execution, self.roots(execution), frozenset()).calls]
-        # A view that a tensor becomes in place (`as_strided_`) launches nothing, so nothing tells whether it runs again.
-        if {(call.op, call.occurrence) for call in wanted if not (call.is_view and call.writes)} != again.keys():
+        # A view that a tensor becomes in place (`as_strided_`) launches nothing, so nothing tells whether it runs again. What
+        # runs on the host reads what has no storage, so nothing tells who needs it; it leaves no rows, either.
+        on_host = {(rows.call.op, rows.call.occurrence) for rows in calls if _runs_on_host(rows)}
+        needed = {(call.op, call.occurrence) for call in wanted if not (call.is_view and call.writes)}
+        if needed - on_host != again.keys() - on_host:
             raise NotDerivableError("a recomputation runs other operators than are needed")
         return execution
 
@@ -180,3 +183,10 @@ class Keeper:
             events=tuple(parts[1]),
             regions=(),
         )
+
+
+def _runs_on_host(rows: CallRows) -> bool:
+    """Whether an operator makes numbers in host memory of others there."""
+    call = rows.call
+    on_host = bool(call.outputs) and all(meta.place == "cpu" for meta in call.outputs)
+    return on_host and not rows.forward and not rows.recomputed and not call.reads
