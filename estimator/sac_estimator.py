@@ -66,8 +66,8 @@ class SACEstimator:
     """Statistics of the regions of one trace. See the module's docstring.
 
     `event_ms`: device time of every event. `host_us_per_operator`: host time of every recomputed operator
-    that is not a view. `store_random`: always keep random operators (else all or none of them). UsageError if
-    the times do not fit.
+    that is not a view. `store_random`: always keep random operators (else all or none of them); with `on_demand` each
+    is like others, but for compiled steps. UsageError if the times do not fit.
     """
 
     def __init__(
@@ -88,6 +88,8 @@ class SACEstimator:
         self._host_ms = host_us_per_operator * 1e-3
         self._store_random = store_random
         self._on_demand = on_demand
+        # The compiler does not always draw the same numbers again.
+        self._redraws = on_demand and not trace.info.compiled
         self._lifetimes = StorageEvents(trace)
         self._spans = region_spans(trace, self._lifetimes)
         self._writes = _forward_writes(trace)
@@ -111,7 +113,10 @@ class SACEstimator:
         if span is None:
             raise UsageError(f"no backward uses what the forward of {name!r} makes")
         grouping = operator_groups(
-            region.calls, written_later=self._written_later(region, span), store_random=self._store_random
+            region.calls,
+            written_later=self._written_later(region, span),
+            store_random=self._store_random,
+            redraws=self._redraws,
         )
         operators = self._operators(region, span, grouping)
         closure = self._closure(region, span, grouping, operators) if self._on_demand else None

@@ -4,9 +4,10 @@ A kept operator is not run again: its recomputation returns the tensors that the
 (`operator_groups`) follow from this; operators are positions in `Region.calls`:
 
 1. Views launch nothing. They are always recomputed.
-2. Calls that must be saved (copies to the host, routers), and random ones unless the generator's state is
-   restored, are always kept. Random calls that may be recomputed are all kept or all recomputed: the first one that is not run
-   again shifts what the next one draws.
+2. Calls that must be saved (copies to the host, routers) are always kept. So are random ones, unless each draws again what it
+   drew (`redraws`: units of eager models note the generator's state for each), or the state is restored once for all of them
+   (`store_random=False`). Then they are all kept or all recomputed: the first one that is not run again shifts what the next
+   one draws.
 3. A call that writes to a storage made by an earlier call of the module forms a group with that call and with every other
    writer. A kept group returns the final value. So if a call outside of the group that may run again reads the storage before
    the last write, or something writes to it after the module's forward, the group is always recomputed. What reads a group
@@ -53,15 +54,18 @@ def operator_groups(
     *,
     written_later: Collection[int] = (),
     store_random: bool = True,
+    redraws: bool = False,
 ) -> Grouping:
-    """Apply the rules. `written_later`: storages that something writes to between forward and backward."""
+    """Apply the rules. `written_later`: storages that something writes to between forward and backward. `redraws`: a random
+    call that runs again draws what it drew, whichever others do.
+    """
     creator = {storage: i for i, call in enumerate(calls) for storage in call.created}
     inner, outer = _writes(calls, creator)
     merged = _Partition(len(calls))
     for storage, writers in inner.items():
         for i in writers:
             merged.join(creator[storage], i)
-    randoms = [i for i, call in enumerate(calls) if call.is_random]
+    randoms = [i for i, call in enumerate(calls) if call.is_random and not redraws]
     if not store_random:
         for i in randoms[1:]:
             merged.join(randoms[0], i)

@@ -42,8 +42,8 @@ def mirrored(policies: UnitPolicies, baseline: Trace) -> tuple[Unit, ...]:
 
 def is_a_plan(policies: UnitPolicies, name: str, baseline: Trace) -> bool:
     """Whether a baseline may be the plan as it is: TorchTitan's own full checkpointing of an eager job, of modules that plans
-    may checkpoint. Of what plans always keep nothing may run again in it, unless the job is checkpointed by itself: then only
-    nothing random.
+    may checkpoint. Of what plans always keep, and of what is random, nothing may run again in it, unless the job is
+    checkpointed by itself: then only nothing random.
     """
     info = baseline.info
     if name != "full" or info.checkpointing != name or info.compiled or not info.torchtitan_version:
@@ -63,11 +63,15 @@ def is_a_plan(policies: UnitPolicies, name: str, baseline: Trace) -> bool:
 
 
 def _kept_always(unit: UnitPolicy, only_random: bool) -> set[int]:
-    """The operators that every plan keeps, or the random ones of them, by their position in the unit's forward."""
+    """The operators that every plan keeps and the random ones, or only these, by their position in the unit's forward. The
+    units of a plan draw again, for each operator, what it drew; a job's own checkpointing restores a generator
+    once, or not at all.
+    """
     stats = unit.sac.stats
+    random = {i for i, operator in enumerate(stats.operators) if operator.random}
     pairs = zip(unit.sac.problem.items, stats.groups, strict=True)
     kept = {member for item, group in pairs if item.forced is True for member in group.members}
-    return {i for i in kept if stats.operators[i].random} if only_random else kept
+    return random if only_random else kept | random
 
 
 def _nest(names: Iterable[str]) -> bool:

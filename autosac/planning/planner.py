@@ -304,11 +304,6 @@ class Planner:
         policies = (self.policies.of_module(self.problem.modules[u]) for u in chosen)
         return plan_of(self.base, self.goal, tuple(policy.recompute_all() for policy in policies))
 
-    def always_kept_bytes(self, plan: Plan) -> int:
-        """What policies of the plan's units keep at the least, in all (bytes); plain checkpointing keeps nothing of it."""
-        names = {unit.fqn for unit in plan.units}
-        return sum(unit.stored_bytes for unit in self.problem.problem.units if unit.name in names)
-
     def relaxations(self, plan: Plan) -> Iterator[list[Relaxed]]:
         """Sequences of plans that recompute less and less in single modules."""
         return relaxations(self.policies, plan)

@@ -67,8 +67,6 @@ _WORTH = 1e-4
 # Where a plan leaves some of the budget, units recompute less if the step is longer than without checkpointing by this share.
 _WORTH_RELAXING = 3e-3
 _RELAXING_ROUNDS = 2
-# Where policies keep at least this share of the budget whatever they decide, plans of whole modules are tried.
-_MUCH_KEPT = 0.02
 # A verified plan with less active memory than this share of what the solver found no plan for shows that its problem is wrong.
 _REFUTED = 0.9
 # A step that is not shorter than this share of the one before is no reason to go on.
@@ -132,7 +130,6 @@ class Search:
                 self._failure = f"only memory budgets of the compiler's partitioner were tried: {e}"
             return self._fastest(goal)
         self.fit(goal, None)
-        self._leave(goal)
         best = self._fastest(goal)
         if best is None:
             return None
@@ -150,7 +147,7 @@ class Search:
             before, best = best, self._fastest(goal) or best
             if best.simulation.step_ms > _SHORTER * before.simulation.step_ms:
                 break
-        for improve in (self._level, self._spend, self._relax, self._climb):
+        for improve in (self._leave, self._level, self._spend, self._relax, self._climb):
             ahead((self._fastest(goal) or best).plan)
             improve(goal)
         return self._fastest(goal)
@@ -245,14 +242,17 @@ class Search:
             excess_bytes = candidate.simulation.peak_bytes(goal.budget_kind) - inner
 
     def _leave(self, goal: Goal) -> None:
-        """Relax the plan that recomputes everything, which is no policy of the solver's: its policies keep what is random, and
-        that may be most of what a budget leaves. Only where steps are derived.
+        """Relax the plan that recomputes everything where the host makes the best one's step longer than recomputation does:
+        it records the operators of every module that is checkpointed. Only where steps are derived.
         """
-        smallest = self._planner.smallest()
-        if self._planner.always_kept_bytes(smallest) < _MUCH_KEPT * goal.budget_bytes:
+        best = self._fastest(goal)
+        if best is None or not self._verifier.is_derived(best.simulation):
             return
-        candidate = self._candidates.verify(smallest)  # the capture from which others are derived, mostly
-        if candidate.fits(goal) and self._verifier.derived(smallest) is not None:
+        host_ms = best.simulation.step_ms - self._planner.base.step_ms - best.simulation.recompute_ms
+        if host_ms < max(best.simulation.recompute_ms, _WORTH_RELAXING * best.simulation.step_ms):
+            return
+        candidate = self._candidates.verify(self._planner.smallest())
+        if candidate.fits(goal) and self._verifier.is_derived(candidate.simulation):
             self._relax_one(goal, candidate)
 
     def _spend(self, goal: Goal) -> None:

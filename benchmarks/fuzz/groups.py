@@ -7,16 +7,15 @@ from typing import Protocol
 
 
 class Call(Protocol):
-    """What has to be known of an operator: whether it is random, and the storages that it read, wrote and returned."""
+    """What has to be known of an operator: the storages that it read, wrote and returned."""
 
-    random: bool
     reads: set[int]
     writes: set[int]
     made: set[int]
 
 
 def groups_of(calls: Sequence[Call]) -> list[list[int]]:
-    """Positions that a legal plan decides alike: operators on memory until its last change; random operators."""
+    """Positions that a legal plan decides alike: operators on memory until its last change."""
     parent = list(range(len(calls)))
 
     def root(i: int) -> int:
@@ -28,7 +27,6 @@ def groups_of(calls: Sequence[Call]) -> list[list[int]]:
         for member in members[1:]:
             parent[root(member)] = root(members[0])
 
-    join([i for i, call in enumerate(calls) if call.random])
     known: set[int] = set()
     for i, call in enumerate(calls):
         for storage in call.made - call.reads - known:

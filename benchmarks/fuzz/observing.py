@@ -29,7 +29,6 @@ class Seen:
     op: str
     occurrence: int
     outputs: OutputMetadata
-    random: bool
     reads: set[int]
     writes: set[int]
     made: set[int]
@@ -90,7 +89,7 @@ class _Seeing(TorchDispatchMode):
         self._counts[GRAPH] = number + 1
         outputs = tuple((_sizes(t), str(t.dtype).removeprefix("torch.")) for t in _tensors(out))
         see = self._storages.of
-        self.calls.append(Seen(GRAPH, number, outputs, False, see((args, kwargs)), see(changed), see(out)))
+        self.calls.append(Seen(GRAPH, number, outputs, see((args, kwargs)), see(changed), see(out)))
         return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,11 +106,8 @@ class _Seeing(TorchDispatchMode):
         self._counts[func] = number + 1
         name = str(func) if isinstance(func, torch._ops.OpOverload) else str(func.name())
         outputs = tuple((_sizes(t), str(t.dtype).removeprefix("torch.")) for t in _tensors(out))
-        random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         see = self._storages.of
-        self.calls.append(
-            Seen(name, number, outputs, random, see((args, kwargs)), see(_written(func, args, kwargs)), see(out))
-        )
+        self.calls.append(Seen(name, number, outputs, see((args, kwargs)), see(_written(func, args, kwargs)), see(out)))
         return out
 
 

@@ -87,11 +87,13 @@ def test_collectives_are_kept_with_the_buffer_that_they_fill() -> None:
 
 
 def test_random_operators_are_kept_or_decided_as_one() -> None:
-    """Two dropouts: always kept by default, otherwise one free group."""
+    """Two dropouts: always kept by default, otherwise one free group; two where each draws again what it drew."""
     calls = [call(created=[1], reads=[0], is_random=True), call(created=[2]), call(created=[3], is_random=True)]
     assert [group.forced for group in operator_groups(calls).groups] == [True, None, True]
     found = operator_groups(calls, store_random=False)
     assert found.groups == (OperatorGroup((0, 2), None), OperatorGroup((1,), None))
+    alone = operator_groups(calls, redraws=True)
+    assert alone.groups == tuple(OperatorGroup((i,), None) for i in range(3))
 
 
 def test_random_operators_that_cannot_be_kept_are_all_recomputed() -> None:
@@ -231,7 +233,7 @@ def forward(calls: Sequence[Call]) -> tuple[dict[int, object], list[object]]:
     return memory, values
 
 
-def check_recomputation(calls: Sequence[Call], kept: set[int], later: set[int]) -> None:
+def check_recomputation(calls: Sequence[Call], kept: set[int], later: set[int], *, redraws: bool = False) -> None:
     """Run again what is not kept, on what the forward left behind, and compare with the forward call by call."""
     memory, values = forward(calls)
     memory |= dict.fromkeys(later, "overwritten")
@@ -242,7 +244,8 @@ def check_recomputation(calls: Sequence[Call], kept: set[int], later: set[int]) 
         if i in kept:
             again |= {s: memory[s] for s in c.created}
         elif not c.is_view:
-            value = (i, tuple(again[s] for s in c.reads), draws if c.is_random else None)
+            noted = sum(before.is_random for before in calls[:i])
+            value = (i, tuple(again[s] for s in c.reads), (noted if redraws else draws) if c.is_random else None)
             draws += c.is_random
             assert value == values[i], f"call {i} computes something else"
             assert not shared.intersection(c.writes), f"call {i} writes to what the forward left behind"
@@ -250,13 +253,13 @@ def check_recomputation(calls: Sequence[Call], kept: set[int], later: set[int]) 
 
 
 @settings(deadline=None, max_examples=400)
-@given(programs(), st.booleans(), st.data())
+@given(programs(), st.booleans(), st.booleans(), st.data())
 def test_every_allowed_policy_recomputes_the_forward(
-    program: tuple[list[Call], set[int]], store_random: bool, data: st.DataObject
+    program: tuple[list[Call], set[int]], store_random: bool, redraws: bool, data: st.DataObject
 ) -> None:
     """Whatever is chosen for the free groups, each call that runs again sees and makes what it did in the forward."""
     calls, later = program
-    found = operator_groups(calls, written_later=later, store_random=store_random)
+    found = operator_groups(calls, written_later=later, store_random=store_random, redraws=redraws)
     if found.refusal is not None:
         return
     assert sorted(i for group in found.groups for i in group.members) == list(range(len(calls)))
@@ -264,7 +267,7 @@ def test_every_allowed_policy_recomputes_the_forward(
     for members, forced in found.groups:
         if forced or (forced is None and data.draw(st.booleans())):
             kept.update(members)
-    check_recomputation(calls, kept, later)
+    check_recomputation(calls, kept, later, redraws=redraws)
 
 
 def test_the_symbolic_run_notices_a_wrong_policy() -> None:

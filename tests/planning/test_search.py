@@ -36,10 +36,6 @@ class Fake:
         self.goal = Goal(budget_bytes=1, budget_kind=kind)
         self.base = self.simulation(100.0)
 
-    def always_kept_bytes(self, _: Plan) -> int:
-        """Policies keep nothing that they need not."""
-        return 0
-
     def simulation(self, inner: float, level: bool = False) -> Any:
         more_ms, spared = (self.level_ms, 8) if level else (0.0, 0)
         report = SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
