@@ -107,7 +107,7 @@ class Found:
 def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Found:
     """The verified plan of a policy that is found for a budget. InfeasibleError, SimulationError, CaptureError."""
     if subject.compiled or subject.stages > 1:
-        return _as_planned(subject, policy, goal)
+        return _as_planned(subject, policy, goal, progress)
     base = subject.observed()
     if base.peak_bytes(goal.budget_kind) <= goal.budget_bytes:
         return Found(best=Candidate(plan=plan_of(base, goal, ()), simulation=base), effort=Effort(0.0, 0.0, 0, 0.0, 0))
@@ -129,13 +129,13 @@ def find_plan(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[
     return Found(best=best, effort=effort, gap=search.gap(best) if best.plan.units else None)
 
 
-def _as_planned(subject: Subject, policy: Policy, goal: Goal) -> Found:
+def _as_planned(subject: Subject, policy: Policy, goal: Goal, progress: Callable[[str], None]) -> Found:
     """The plan of `autosac plan` with the policy's solver, of a step that no single problem of operators describes."""
     if policy.name in (JOINT, TOOLS):
         of = "compiled steps" if subject.compiled else "several pipeline stages"
         raise InfeasibleError(f"{policy.name} makes no plans of {of}")
     began = time.perf_counter()
-    planned = subject.planned(goal)
+    planned = subject.planned(goal, progress)
     effort = Effort(None, 0.0, 0, time.perf_counter() - began, 1)
     return Found(best=Candidate(plan=planned.plan, simulation=planned.simulation), effort=effort)
 

@@ -145,7 +145,7 @@ class _Run:
         """What full checkpointing recomputes; None where the job cannot run so."""
         policy = Policy("full")
         try:
-            return float(self._figures(policy, self.subject.simulate(policy))["recompute_ms"])
+            return self._prediction(policy, self.subject.simulate(policy)).recompute_ms
         except CaptureError:
             return None
 
@@ -154,7 +154,8 @@ class _Run:
 
     def _fixed(self, row: PolicyRow, policy: Policy) -> tuple[PolicyRow, Plan | None]:
         began = time.perf_counter()
-        figures = self._figures(policy, self.subject.simulate(policy))
+        simulation = self.subject.simulate(policy)
+        figures = self._figures(policy, simulation, self._prediction(policy, simulation))
         row = replace(row, **figures, verify_s=time.perf_counter() - began)
         return row, self.subject.plan_under(policy)
 
@@ -164,12 +165,13 @@ class _Run:
         found = find_plan(self.subject, policy, goal, self.progress)
         made_for = replace(found.best.plan.made_for, budget_bytes=goal.budget_bytes)
         predicted = self._prediction(policy, found.best.simulation)
+        figures = self._figures(policy, found.best.simulation, predicted)
         plan = replace(found.best.plan, made_for=made_for, predictions={"autosac": predicted})
         path = self.plans / _file_name(row)
         plan.save(path)
         row = replace(
             row,
-            **self._figures(policy, found.best.simulation),
+            **figures,
             gap=found.gap,
             policy_s=found.effort.policy_s,
             verify_s=found.effort.verify_s,
@@ -178,9 +180,9 @@ class _Run:
         )
         return row, plan, found
 
-    def _figures(self, policy: Policy, simulation: Simulation) -> dict[str, Any]:
+    def _figures(self, policy: Policy, simulation: Simulation, prediction: Prediction) -> dict[str, Any]:
         """The row's figures; what runs on a CPU has no caching allocator and no libraries' workspaces."""
-        figures = asdict(self._prediction(policy, simulation))
+        figures = asdict(prediction)
         figures["reference_ms"] = self.subject.reference(policy).step_ms
         figures["fits_gpu"] = figures.pop("fits")
         if self.target == "cpu":

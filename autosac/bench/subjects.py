@@ -28,6 +28,7 @@ from autosac.jobs.tasks import TitanJob, captures_of, plans_of
 from autosac.jobs.untrainable import simulation_of_trainable
 from autosac.jobs.waiting import fullest
 from autosac.planning.closed_loop import Goal, Planned, make_plan
+from autosac.planning.planner import undecided
 from autosac.planning.unit_policies import UnitPolicies
 from autosac.plans import Plan, Settings, Unit
 from autosac.simulation import Simulation, Target
@@ -77,7 +78,7 @@ class Subject(Protocol):
     def compiled(self) -> bool:
         """Whether the step is compiled."""
 
-    def planned(self, goal: Goal) -> Planned:
+    def planned(self, goal: Goal, progress: Progress) -> Planned:
         """The plan that `autosac plan` makes. InfeasibleError."""
 
 
@@ -124,8 +125,7 @@ class EagerSubject(EagerCaptures):
             return None
         plan = block_plan(policy, self.policies, blocks_of(self.policies, self._patterns))
         if self.compiled and not any(d.keep for unit in plan.units for d in unit.decisions):
-            # What the compiler traces may be other operators than those that were observed.
-            return replace(plan, units=tuple(replace(unit, decisions=()) for unit in plan.units))
+            return undecided(plan)
         return plan
 
     @property
@@ -138,9 +138,9 @@ class EagerSubject(EagerCaptures):
         """See `Subject`."""
         return self.observed().trace.info.compiled
 
-    def planned(self, goal: Goal) -> Planned:
+    def planned(self, goal: Goal, progress: Progress) -> Planned:
         """See `Subject`."""
-        return make_plan(self, goal)
+        return make_plan(self, goal, progress)
 
 
 def _without_libraries(machine: Target) -> Target:
@@ -154,7 +154,6 @@ class TitanSubject:
     def __init__(self, job: TitanJob, server: CaptureServer, folder: Path) -> None:
         self._server = server
         self._stages = captures_of(job, server, folder, ("none",), beside=("none", "full"))
-        self._progress = job.progress
         self._simulations: dict[tuple[str, ...], Simulation] = {}
         self._known: dict[tuple[tuple[Unit, ...], Settings], Simulation] = {}
 
@@ -222,9 +221,9 @@ class TitanSubject:
         """See `Subject`."""
         return self._stages[0].compiled
 
-    def planned(self, goal: Goal) -> Planned:
+    def planned(self, goal: Goal, progress: Progress) -> Planned:
         """See `Subject`."""
-        (planned,) = plans_of(self._stages, goal, (goal.budget_bytes,), self._progress)
+        (planned,) = plans_of(self._stages, goal, (goal.budget_bytes,), progress)
         if isinstance(planned, InfeasibleError):
             raise planned
         return planned

@@ -64,8 +64,7 @@ def is_a_plan(policies: UnitPolicies, name: str, baseline: Trace) -> bool:
 
 def _kept_always(unit: UnitPolicy, only_random: bool) -> set[int]:
     """The operators that every plan keeps and the random ones, or only these, by their position in the unit's forward. The
-    units of a plan draw again, for each operator, what it drew; a job's own checkpointing restores a generator
-    once, or not at all.
+    units of a plan draw again, for each operator, what it drew; checkpointing of the job's own restores it once, if at all.
     """
     stats = unit.sac.stats
     random = {i for i, operator in enumerate(stats.operators) if operator.random}

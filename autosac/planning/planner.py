@@ -98,6 +98,13 @@ def full_plan(base: Simulation, goal: Goal | None = None) -> Plan:
     return Planner(base, goal or Goal(budget_bytes=1)).smallest()
 
 
+def undecided(plan: Plan) -> Plan:
+    """A plan that recomputes everything, without its decisions: what the compiler traces may be other operators than those
+    that were observed.
+    """
+    return replace(plan, units=tuple(replace(unit, decisions=()) for unit in plan.units))
+
+
 def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
     """A plan with these units, made for the captured job and the goal."""
     info = base.trace.info

@@ -8,7 +8,7 @@ from dataclasses import replace
 from autosac.errors import InfeasibleError
 from autosac.planning.closed_loop import Planned
 from autosac.planning.joint_choice import JointSteps
-from autosac.plans import Prediction
+from autosac.plans import Plan, Prediction
 from autosac.simulation import Simulation
 
 # Notes of one stage's plan that its line among all stages' says as well.
@@ -39,20 +39,22 @@ def join_plans(
     together = pipeline.joined()
     first = planned[0].plan
     assert all(stage.plan.settings.memory_budget == first.settings.memory_budget for stage in planned)
-    plan = replace(
-        first,
-        made_for=replace(
-            first.made_for,
-            parameters=tuple(dict.fromkeys(p for stage in planned for p in stage.plan.made_for.parameters)),
-        ),
-        units=tuple(unit for stage in planned for unit in stage.plan.units),
-        predictions=predictions,
-        reasons=tuple(reasons for stage in planned for reasons in stage.plan.reasons),
-    )
     return Planned(
-        plan=plan,
+        plan=replace(merged([stage.plan for stage in planned]), predictions=predictions),
         simulation=max(together, key=lambda stage: stage.peak_bytes(first.made_for.budget_kind)),
         notes=_notes(planned, together),
+    )
+
+
+def merged(plans: Sequence[Plan]) -> Plan:
+    """The first stage's plan with the parameters, units and reasons of all of them."""
+    return replace(
+        plans[0],
+        made_for=replace(
+            plans[0].made_for, parameters=tuple(dict.fromkeys(p for plan in plans for p in plan.made_for.parameters))
+        ),
+        units=tuple(unit for plan in plans for unit in plan.units),
+        reasons=tuple(reasons for plan in plans for reasons in plan.reasons),
     )
 
 
@@ -83,14 +85,14 @@ def _free_ms(baselines: Sequence[Mapping[str, Simulation]], steps: JointSteps) -
 
 
 def _prediction(stages: Sequence[Simulation], steps: JointSteps, free_ms: float | None) -> Prediction:
-    """Of all stages together. No stage is executed by itself. `free_ms`: the step without checkpointing, if it is known."""
+    """As `prediction_of_stages`, also of a compiled step. `free_ms`: the step without checkpointing, if it is known."""
     prediction = prediction_of_stages(stages, steps.step_ms(stages, is_beside=True))
     compiled = any(stage.trace.info.compiled for stage in stages)
     return prediction.compiled(free_ms) if compiled and free_ms is not None else prediction
 
 
 def prediction_of_stages(stages: Sequence[Simulation], step_ms: float) -> Prediction:
-    """Step time of the pipeline; peaks and recomputation of the stage that has most, of what is given of each by itself."""
+    """Step time of the pipeline; peaks and recomputation of the stage that has most. No stage is executed by itself."""
     return Prediction(
         step_ms=step_ms,
         peak_active_bytes=max(stage.peak_active_bytes for stage in stages),

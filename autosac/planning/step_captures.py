@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from autosac.errors import CaptureError
 from autosac.files.temporary import temporary_folder
-from autosac.planning.planner import full_plan
+from autosac.planning.planner import full_plan, undecided
 from autosac.plans import Plan
 from autosac.simulation import Simulation
 from autosac.trace import TracedOperators
@@ -43,8 +42,8 @@ class StepCaptures(ABC):
             compiled = self.observed().trace.info.compiled
             none, full = self.plain() if compiled else self.observed(), full_plan(self.observed())
             self._baselines = {"none": none}
-            if compiled:  # what the compiler traces may be other operators than those that were observed
-                full = replace(full, units=tuple(replace(unit, decisions=()) for unit in full.units))
+            if compiled:
+                full = undecided(full)
             try:
                 self._baselines["full"] = self.under(full)
             except CaptureError as e:

@@ -165,9 +165,14 @@ class UnitPolicies:
             )
             units.append(UnitPolicy(name=name, module=module, sac=sac, parameters=parameters, is_mean=not is_even))
         self._choose([unit for unit in units if unit.name not in refused])
+        self._refused = refused
         self.refusals = _told(refused)
-        left = {name: why for name, why in refused.items() if not self._is_part_decided(name)}
-        self.left_out = _told({name: left[name] for name in left if not any(name.startswith(f"{n}.") for n in left)})
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """See the class."""
+        left = {name: why for name, why in self._refused.items() if not self._is_part_decided(name)}
+        return _told({name: left[name] for name in left if not any(name.startswith(f"{n}.") for n in left)})
 
     def _is_part_decided(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{u.name}.") or u.name.startswith(f"{name}.") for u in self.units)

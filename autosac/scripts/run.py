@@ -121,10 +121,9 @@ class ScriptRun:
         def change(model: torch.nn.Module) -> None:
             if not request.is_changed:
                 return
-            if request.model:
+            # The recorder finds the first model by itself, but not one that nobody calls: its parts would be taken for models.
+            if request.model or isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
                 recorder.add_model(model)
-            if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-                recorder.add_model(model)  # nobody calls it: its parts would be taken for models
             check_names(recorder.model_parts)
             if request.observe:
                 observe_candidates([model], recorder)

@@ -7,7 +7,6 @@ what is recomputed runs twice. Such plans make the schedule recompute all the sa
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 from autosac.capture.process.server import CaptureServer
@@ -15,6 +14,7 @@ from autosac.files.temporary import temporary_folder
 from autosac.jobs.tasks import TitanJob, captures_of
 from autosac.planning.closed_loop import Goal
 from autosac.planning.planner import plan_of
+from autosac.planning.stage_plans import merged
 from autosac.planning.unit_policies import UnitPolicies, UnitPolicy
 from autosac.plans import Plan, Unit
 
@@ -33,12 +33,7 @@ def random_plan(titan: TitanJob, path: Path, seed: int, *, parts: bool) -> None:
         units = [u for u in UnitPolicies(stage).units if u.name.startswith("layers.") and u.name.count(".") == depth]
         chosen = tuple(_keeping_some(unit, chance) for unit in units if chance.random() >= _LEFT_ALONE)
         plans.append(plan_of(stage, Goal(budget_bytes=1), chosen))
-    parameters = dict.fromkeys(p for plan in plans for p in plan.made_for.parameters)
-    replace(
-        plans[0],
-        units=tuple(unit for plan in plans for unit in plan.units),
-        made_for=replace(plans[0].made_for, parameters=tuple(parameters)),
-    ).save(path)
+    merged(plans).save(path)
 
 
 def _keeping_some(unit: UnitPolicy, chance: random.Random) -> Unit:
