@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from autosac.errors import InfeasibleError, UsageError
+from autosac.limits import OPTIMIZER_SLICE_BYTES
 from autosac.planning.closed_loop import Goal, Planned, make_plans, predictions_of
 from autosac.planning.confidence import confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
+from autosac.planning.optimizer_slices import in_slices
 from autosac.planning.step_captures import StepCaptures
-from autosac.plans import Plan
+from autosac.plans import Plan, Prediction
 from autosac.quantities import parse_budget, parse_bytes
 from autosac.simulation import Simulation, Target, simulation_of
 
@@ -140,15 +142,15 @@ def plan(
         return found if wanted is None else tuple(wanted.certain(result, goal.budget_bytes) for result in found)
 
     with EagerCaptures(make_step, machine, target=target) as captures:
-        (planned,) = results(captures)
+        trace = captures.observed().trace
+
+        def baselines() -> dict[str, Prediction]:
+            return predictions_of(captures.baselines())
+
+        (planned,) = in_slices(results(captures), trace, lambda: results(captures.sliced()), baselines)
         if chunk_loss:
-            chunks = chunks_of(captures.observed().trace)
-            (planned,) = competing(
-                (planned,),
-                chunks,
-                lambda: results(captures.with_loss_in(chunks)),
-                lambda: predictions_of(captures.baselines()),
-            )
+            chunks = chunks_of(trace)
+            (planned,) = competing((planned,), chunks, lambda: results(captures.with_loss_in(chunks)), baselines)
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan
@@ -275,7 +277,8 @@ def apply(model: nn.Module, plan: Plan | str | PathLike[str]) -> nn.Module:
     """Make the model follow the plan. Call this before ``torch.compile`` and before ``fully_shard``.
 
     Args:
-        model: the real model. It is changed in place.
+        model: the real model. It is changed in place. If the plan says so, optimizers of this process work in slices from now
+            on, which changes no number.
         plan: a plan for a model of the same structure, or the path of its file.
 
     Returns:
@@ -353,12 +356,13 @@ class EagerCaptures(StepCaptures):
     """
 
     def __init__(
-        self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2, loss_chunks: int = 1
+        self, make_step: MakeStep, machine: Target, *, target: str = "gpu", steps: int = 2, **settings: Any
     ) -> None:
+        """`settings`: others of `autosac.capture.jobs.eager.EagerRequest`."""
         super().__init__()
         self._make_step = make_step
         self._machine = machine
-        self._settings: dict[str, Any] = {"target": target, "steps": steps, "loss_chunks": loss_chunks}
+        self._settings: dict[str, Any] = {"target": target, "steps": steps, **settings}
         self._process: StepProcess[EagerRequest] | None = None
         self._scope: ExitStack | None = None
 
@@ -373,7 +377,14 @@ class EagerCaptures(StepCaptures):
 
     def with_loss_in(self, chunks: int) -> EagerCaptures:
         """Captures of the same step with its chunked losses in this many chunks."""
-        others = EagerCaptures(self._make_step, self._machine, **{**self._settings, "loss_chunks": chunks})
+        return self._with(loss_chunks=chunks)
+
+    def sliced(self) -> EagerCaptures:
+        """See `StepCaptures.sliced`."""
+        return self._with(optimizer_slice_bytes=OPTIMIZER_SLICE_BYTES)
+
+    def _with(self, **settings: Any) -> EagerCaptures:
+        others = EagerCaptures(self._make_step, self._machine, **{**self._settings, **settings})
         return self._scope.enter_context(others) if self._scope is not None else others
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:

@@ -62,12 +62,13 @@ class SimulationError(AutosacError):
 class InfeasibleError(AutosacError):
     """No plan meets the budget. The message says how large the budget must be, and where memory peaks.
 
-    `in_loss`: it peaks in forward or backward outside of all modules, whatever is recomputed.
+    `peak_in`: where it peaks, whatever is recomputed: in the ``"loss"`` (forward or backward, outside of all modules), in the
+    ``"optimizer"``, or elsewhere (empty).
     """
 
-    def __init__(self, message: str, *, in_loss: bool = False) -> None:
+    def __init__(self, message: str, *, peak_in: str = "") -> None:
         super().__init__(message)
-        self.in_loss = in_loss
+        self.peak_in = peak_in
 
 
 class TimeLimitError(InfeasibleError):

@@ -13,6 +13,9 @@ MOST_BUDGETS = 64
 MOST_DRAWS = 256
 MOST_BATCH = 2**20
 MOST_LOSS_CHUNKS = 1024
+# What optimizers work on at once where they work in slices: kernels are much longer than their launch, and temporaries small
+# beside a GPU's memory.
+OPTIMIZER_SLICE_BYTES = 2**28
 _WHOLE = re.compile(r"[0-9]{1,18}")
 
 

@@ -55,6 +55,13 @@ class PeakReport:
     by_module: tuple[ModuleShare, ...]
     largest: tuple[LiveStorage, ...]
 
+    @property
+    def outside(self) -> str:
+        """What runs outside of all modules: the ``"optimizer"``, or the ``"loss"`` (in forward or backward); else empty."""
+        if self.phase is Phase.OPTIMIZER:
+            return "optimizer"
+        return "loss" if not self.module and self.phase in (Phase.FORWARD, Phase.BACKWARD) else ""
+
 
 def peak_report(timeline: MemoryTimeline, event: int, largest: int) -> PeakReport:
     """The report of one event of a timeline."""

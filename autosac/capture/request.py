@@ -27,9 +27,10 @@ class TitanRequest:
     parallelism, what later stages receive (shape, stride, dtype), as the capture of the first stage's rank gives it in its
     trace's info ("stage_outputs"). `layers` is how many of its layers the model has, None for all; `cut` the index of a cut
     made where the layers are alike, -2 for the smallest (`autosac.capture.jobs.layers`), and `cuts` how many of them are to
-    tell the whole. `loss_chunks`: in how many chunks
-    of rows the loss is computed (a plan decides itself). `moe_load`: how tokens spread over the experts of a mixture.
-    `repeats`: microbatches that do the same need not all run (`autosac.capture.jobs.microbatches`, `titan_accumulation`).
+    tell the whole. `loss_chunks`: in how many chunks of rows the loss is computed, and `optimizer_slice_bytes` how much of
+    the parameters the optimizer works on at once (0: all; a plan decides both itself). `moe_load`: how tokens spread over the
+    experts of a mixture. `repeats`: microbatches that do the same need not all run (`autosac.capture.jobs.microbatches`,
+    `titan_accumulation`).
     """
 
     config_file: str | None
@@ -47,6 +48,7 @@ class TitanRequest:
     cut: int | None = None
     cuts: int = 3
     loss_chunks: int = 1
+    optimizer_slice_bytes: int = 0
     moe_load: MoELoad = field(default_factory=MoELoad)
     repeats: bool = True
 

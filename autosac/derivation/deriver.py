@@ -29,6 +29,7 @@ class Deriver:
             preserve_rng_state=observed.info.preserve_rng_state,
             early_stop=observed.info.early_stop,
             loss_chunks=observed.info.loss_chunks,
+            optimizer_slice_bytes=observed.info.optimizer_slice_bytes,
         )
 
     def add(self, template: Trace) -> None:

@@ -118,7 +118,7 @@ def replan(record: RunRecord, plan: Plan, profile: Path, *, budget: str, **setti
         return Replanned(
             None, f"a new plan ({said}) changes whether TorchTitan checkpoints by itself, which needs a restart"
         )
-    if found.units == plan.units:
+    if (found.units, found.settings) == (plan.units, plan.settings):
         return Replanned(None, "the new plan is the same")
     if found.settings.loss_chunks != plan.settings.loss_chunks:
         return Replanned(

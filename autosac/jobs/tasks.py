@@ -8,7 +8,7 @@ microbatches than late ones; the plans are those with which the step of all stag
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from autosac.capture.process.server import CaptureServer
@@ -22,6 +22,7 @@ from autosac.jobs.waiting import busiest_beside, fullest
 from autosac.planning.closed_loop import Goal, Planned, make_plans, pareto_budgets, predictions_of
 from autosac.planning.confidence import Confidence, confidence_of
 from autosac.planning.loss_chunks import chunks_of, competing
+from autosac.planning.optimizer_slices import in_slices
 from autosac.planning.pipeline_plans import make_pipeline_plans
 from autosac.planning.stage_plans import joint_predictions
 from autosac.plans import Plan, Prediction
@@ -283,36 +284,37 @@ def plans_with_loss(
     confidence: Confidence | None = None,
     plain: Sequence[Planned | InfeasibleError] | None = None,
 ) -> tuple[Planned | InfeasibleError, ...]:
-    """As `plans_of`, where the goal allows it with the loss in chunks if that is better. `plain`: the plans without, if there
-    are any yet.
+    """As `plans_of`, with the optimizer in slices if that is better, and where the goal allows it with the loss in chunks.
+    `plain`: the plans without, if there are any yet.
     """
     progress = captures[0].job.progress
-    plain = plans_of(captures, goal, budgets, progress, confidence) if plain is None else tuple(plain)
-    if not goal.chunk_loss:
-        return tuple(_hinted(result, captures[-1]) for result in plain)
-    chunks = chunks_of(captures[-1].observed().trace)  # the last stage's
 
-    def in_chunks() -> tuple[Planned | InfeasibleError, ...]:
+    def planned(change: Callable[[TitanCaptures, Path], TitanCaptures]) -> tuple[Planned | InfeasibleError, ...]:
         with temporary_folder() as folder:
-            chunked = [stage.with_loss_in(chunks, folder) for stage in captures]
-            return plans_of(chunked, goal, budgets, progress, confidence)
+            return plans_of([change(stage, folder) for stage in captures], goal, budgets, progress, confidence)
 
     def baselines() -> dict[str, Prediction]:
         of_stages = [stage.baselines() for stage in captures]
         return predictions_of(of_stages[0]) if len(of_stages) == 1 else joint_predictions(of_stages)
 
-    return competing(plain, chunks, in_chunks, baselines)
+    if plain is None:
+        own = plans_of(captures, goal, budgets, progress, confidence)
+        plain = in_slices(own, captures[0].observed().trace, lambda: planned(TitanCaptures.sliced), baselines)
+    if not goal.chunk_loss:
+        return tuple(_hinted(result, captures[-1]) for result in plain)
+    chunks = chunks_of(captures[-1].observed().trace)  # the last stage's
+    return competing(plain, chunks, lambda: planned(lambda stage, at: stage.with_loss_in(chunks, at)), baselines)
 
 
 def _hinted(result: Planned | InfeasibleError, last: TitanCaptures) -> Planned | InfeasibleError:
     """Where memory peaks in the loss, the error names the option that lowers that. `last`: the last stage's captures."""
-    if not isinstance(result, InfeasibleError) or not result.in_loss or has_python_jobs():
+    if not isinstance(result, InfeasibleError) or result.peak_in != "loss" or has_python_jobs():
         return result
     chunks = chunks_of(last.observed().trace)
     if chunks == 1:
         return result
     return InfeasibleError(
-        f"{result}; --chunk-loss may compute the loss in {chunks} chunks, which takes less", in_loss=True
+        f"{result}; --chunk-loss may compute the loss in {chunks} chunks, which takes less", peak_in="loss"
     )
 
 

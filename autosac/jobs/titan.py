@@ -18,7 +18,7 @@ from autosac.induction import Capturing, capturing, early_info
 from autosac.jobs.checks import check_job_file
 from autosac.jobs.dynamic_shapes import routers_layer, with_dynamic_shapes
 from autosac.jobs.untrainable import check_trainable, simulation_of_trainable
-from autosac.limits import MOST_GPUS, world_size_of_environment
+from autosac.limits import MOST_GPUS, OPTIMIZER_SLICE_BYTES, world_size_of_environment
 from autosac.plans import Plan, Settings, Unit
 from autosac.plans.layers import in_all_layers
 from autosac.simulation import TITAN_ALLOCATOR, Simulation, Target, simulation_of
@@ -45,8 +45,9 @@ class TitanJob:
     """A TorchTitan job: its file (TorchTitan 0.2) or MODULE:CONFIG (0.3), TorchTitan's own arguments, how many GPUs and of
     which kind, and the rank to look at.
 
-    `stage_inputs`, `moe_load` and `loss_chunks`: see `autosac.capture.request.TitanRequest`. `whole`: its layers are known
-    not to be worth capturing by a few of them (`autosac.induction`). `use_cache`: captures may be those of earlier runs.
+    `stage_inputs`, `moe_load`, `loss_chunks` and `optimizer_slice_bytes`: see `autosac.capture.request.TitanRequest`.
+    `whole`: its layers are known not to be worth capturing by a few of them (`autosac.induction`). `use_cache`: captures may
+    be those of earlier runs.
     """
 
     config_file: str
@@ -58,6 +59,7 @@ class TitanJob:
     whole: bool = False
     moe_load: MoELoad = field(default_factory=MoELoad)
     loss_chunks: int = 1
+    optimizer_slice_bytes: int = 0
     debug: bool = False
     use_cache: bool = True
     progress: Progress = field(default=_silent)
@@ -123,6 +125,7 @@ class TitanJob:
             stage_inputs=self.stage_inputs,
             moe_load=self.moe_load,
             loss_chunks=self.loss_chunks,
+            optimizer_slice_bytes=self.optimizer_slice_bytes,
         )
 
     def draw(self, number: int) -> TitanJob:
@@ -195,6 +198,11 @@ class TitanCaptures:
     def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
         """Captures of the same job that computes its loss in chunks; `folder` is for its plans."""
         return TitanCaptures(replace(self.job, loss_chunks=chunks), self._server, folder, beside=self._beside)
+
+    def sliced(self, folder: Path) -> TitanCaptures:
+        """Captures of the same job whose optimizer works in slices; `folder` is for its plans."""
+        job = replace(self.job, optimizer_slice_bytes=OPTIMIZER_SLICE_BYTES)
+        return TitanCaptures(job, self._server, folder, beside=self._beside)
 
     def start(self, *names: str) -> None:
         """Begin to capture the step under some of BASELINES, unless that has begun."""

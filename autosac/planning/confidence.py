@@ -126,7 +126,7 @@ class Confidence:
         share = budget_bytes / self.inner_bytes(budget_bytes) - 1
         return InfeasibleError(
             f"{error} (planned for {self._left(budget_bytes)}; add {share:.2%} to the smallest budget for them)",
-            in_loss=error.in_loss,
+            peak_in=error.peak_in,
         )
 
     def _left(self, budget_bytes: int) -> str:

@@ -102,7 +102,7 @@ class _Pipeline:
             try:
                 self._alone(self._stages[position])
             except InfeasibleError as e:
-                raise InfeasibleError(f"pipeline stage {position}: {e}", in_loss=e.in_loss) from e
+                raise InfeasibleError(f"pipeline stage {position}: {e}", peak_in=e.peak_in) from e
         chosen = self._improved(self._choose())
         while True:
             self._expect(chosen)

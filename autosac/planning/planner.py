@@ -124,7 +124,10 @@ def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
         ),
         units=units,
         settings=Settings(
-            preserve_rng_state=info.preserve_rng_state, early_stop=info.early_stop, loss_chunks=info.loss_chunks
+            preserve_rng_state=info.preserve_rng_state,
+            early_stop=info.early_stop,
+            loss_chunks=info.loss_chunks,
+            optimizer_slice_bytes=info.optimizer_slice_bytes,
         ),
     )
 

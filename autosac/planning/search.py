@@ -45,7 +45,7 @@ from autosac.planning.relaxations import Relaxed
 from autosac.plans import Plan
 from autosac.quantities import format_bytes, format_enough_bytes, format_ms
 from autosac.simulation import Simulation
-from autosac.trace import Phase, TracedOperators
+from autosac.trace import TracedOperators
 
 # A bracket of inner budgets narrower than this is not worth another capture.
 _NARROW_BYTES = 2**20
@@ -442,7 +442,7 @@ class Search:
         why = "; ".join((hint, peak, *self._planner.policies.left_out))
         return InfeasibleError(
             f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {why}",
-            in_loss=not report.module and report.phase in (Phase.FORWARD, Phase.BACKWARD),
+            peak_in=report.outside,
         )
 
     def gap(self, candidate: Candidate) -> float | None:

@@ -28,7 +28,7 @@ def join_plans(
     planned: list[Planned] = []
     for position, stage in enumerate(stages):
         if isinstance(stage, InfeasibleError):
-            return InfeasibleError(f"pipeline stage {position}: {stage}", in_loss=stage.in_loss)
+            return InfeasibleError(f"pipeline stage {position}: {stage}", peak_in=stage.peak_in)
         planned.append(stage)
     own = [stage.simulation for stage in planned]
     pipeline = steps.pipeline(own)  # held: `steps` keeps the last one only

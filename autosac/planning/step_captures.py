@@ -23,6 +23,10 @@ class StepCaptures(ABC):
         self._failures: dict[str, str] = {}
 
     @abstractmethod
+    def sliced(self) -> StepCaptures:
+        """Captures of the same step whose optimizers work in slices (`autosac.planning.optimizer_slices`)."""
+
+    @abstractmethod
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
         """Capture the step; with ``observe=True`` its regions, with ``plan_file=PATH`` under `plan`."""
 

@@ -109,6 +109,8 @@ class Settings:
     numbers again, whatever `preserve_rng_state` says.
 
     `loss_chunks`: the number of chunks of rows in which the loss is computed (`autosac.integrations.chunked_loss`).
+    `optimizer_slice_bytes`: how much of the parameters an optimizer works on at once, 0 for all of them
+    (`autosac.integrations.optimizer_slices`).
     `memory_budget`: the ``activation_memory_budget`` of PyTorch's partitioner for all compiled code (1: PyTorch's default).
     `job_checkpointing`: the way in which TorchTitan itself checkpoints the job, if that is the plan: then there are no units.
     """
@@ -118,6 +120,7 @@ class Settings:
     preserve_rng_state: bool = True
     early_stop: bool = True
     loss_chunks: Chunks = field(default=1, metadata=NEWER)
+    optimizer_slice_bytes: Count = field(default=0, metadata=NEWER)
     memory_budget: Fraction = field(default=1.0, metadata=NEWER)
     job_checkpointing: Literal["", "full"] = field(default="", metadata=NEWER)
 
@@ -302,9 +305,12 @@ class Plan:
     def doing(self) -> str:
         """How it checkpoints, in a few words."""
         own, budget = self.settings.job_checkpointing, self.settings.memory_budget
+        slices = self.settings.optimizer_slice_bytes
+        sliced = f", the optimizer in slices of {format_bytes(slices)}" if slices else ""
         if budget != 1 and not self.units:
-            return f"a memory budget of {budget:g} for all that is compiled"
-        return f"TorchTitan's own {own} checkpointing" if own else f"{len(self.units)} modules checkpointed"
+            return f"a memory budget of {budget:g} for all that is compiled{sliced}"
+        checkpointed = f"TorchTitan's own {own} checkpointing" if own else f"{len(self.units)} modules checkpointed"
+        return checkpointed + sliced
 
     @property
     def graphs(self) -> int:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from autosac.errors import InfeasibleError, UsageError
-from autosac.planning.closed_loop import Goal, Planned, make_plan
+from autosac.limits import OPTIMIZER_SLICE_BYTES
+from autosac.planning.closed_loop import Goal, Planned, make_plans, predictions_of
+from autosac.planning.optimizer_slices import in_slices
 from autosac.planning.stage_plans import join_plans
 from autosac.planning.step_captures import StepCaptures
 from autosac.plans import Plan
@@ -45,9 +47,23 @@ def plan_ranks(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callabl
 
 def _of_one(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None]) -> Planned:
     try:
-        return make_plan(captures, goal, progress)
+        return _of_rank(captures, goal, progress)
     except InfeasibleError as e:
         raise type(e)("; ".join([str(e), *captures.observed().trace.info.notes])) from e
+
+
+def _of_rank(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None]) -> Planned:
+    """The plan of one rank, with its optimizers in slices if that is better. InfeasibleError if there is none."""
+    budgets = (goal.budget_bytes,)
+    (planned,) = in_slices(
+        make_plans(captures, goal, budgets, progress),
+        captures.observed().trace,
+        lambda: make_plans(captures.sliced(), goal, budgets, progress),
+        lambda: predictions_of(captures.baselines()),
+    )
+    if isinstance(planned, InfeasibleError):
+        raise planned
+    return planned
 
 
 def _of_each(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[[str], None]) -> list[Planned]:
@@ -55,13 +71,13 @@ def _of_each(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[
     planned, failed = [], {}
     for rank in captures:
         try:
-            planned.append(make_plan(rank, goal, progress))
+            planned.append(_of_rank(rank, goal, progress))
         except InfeasibleError as e:
             failed[rank.rank] = e
     if failed:
         errors = list(failed.values())
         why = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
-        raise type(errors[0])(why, in_loss=any(error.in_loss for error in errors)) from errors[0]
+        raise type(errors[0])(why, peak_in=errors[0].peak_in) from errors[0]
     return planned
 
 
@@ -94,7 +110,7 @@ def _plan_shared(
     """
     failed = ""
     for planner in sorted(captures, key=lambda rank: (-rank.found.peak_bytes(goal.budget_kind), rank.events)):
-        own = make_plan(planner, goal, progress)
+        own = _of_rank(planner, goal, progress)
         plan = own.plan
         if parameters is not None:
             made_for = replace(plan.made_for, parameters=parameters, pipeline_stages=len(captures))
@@ -158,9 +174,14 @@ class ScriptCaptures(StepCaptures):
         """How much a run of it has to do."""
         return len(self.found.trace.prologue) + len(self.found.trace.events)
 
+    def sliced(self) -> ScriptCaptures:
+        """See `StepCaptures.sliced`."""
+        request = replace(self._request, optimizer_slice_bytes=OPTIMIZER_SLICE_BYTES)
+        return ScriptCaptures(request, self._target, self._template, self.found)
+
     def following(self, plan: Plan) -> Simulation:
         """The step under another rank's plan."""
-        return self.under(plan) if plan.units else self.found
+        return self.under(plan) if plan.units or plan.settings.optimizer_slice_bytes else self.found
 
     def _capture(self, plan: Plan | None = None, **changes: Any) -> Simulation:
         trace = self._template.run(replace(self._request, **changes)).trace

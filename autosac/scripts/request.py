@@ -24,10 +24,11 @@ class ScriptRequest:
     others. `moe_load`: how tokens are spread over experts.
     `synthetic`: columns of made-up data sets, where one cannot be loaded. `stand_ins`: names or files of them.
     `checkpoints`: the script writes its own. `patience_s`: how long to wait for a step. `plan_file` applies a plan to the
-    model, `observe` records the regions of all modules that could be checkpointed; `model` says which one that is
-    (`ScriptOutcome.model`). `unlimited`: the device never runs out of memory. `quiet`: what the script prints on standard
-    output is dropped. `shared`: the folder of the ranks' messages, where other ranks may run; `shown` is the rank that does
-    so always, `only` are those that may run, if not all (`scripts.exchange`).
+    model, `optimizer_slice_bytes` decides for optimizers where there is none, `observe` records the regions of all modules
+    that could be checkpointed; `model` says which one that is (`ScriptOutcome.model`). `unlimited`: the device never runs
+    out of memory. `quiet`: what the script prints on standard output is dropped. `shared`: the folder of the ranks' messages,
+    where other ranks may run; `shown` is the rank that does so always, `only` are those that may run, if not all
+    (`scripts.exchange`).
     """
 
     script: str
@@ -50,6 +51,7 @@ class ScriptRequest:
     checkpoints: bool = False
     patience_s: float = 600.0
     plan_file: str | None = None
+    optimizer_slice_bytes: int = 0
     observe: bool = False
     model: int = 0
     unlimited: bool = False

@@ -32,6 +32,7 @@ from autosac.capture.moe_load import MoELoad, Routing
 from autosac.capture.patches import meshes, process_group, synthetic
 from autosac.capture.patches import scripts as script_patches
 from autosac.errors import UsageError
+from autosac.integrations import optimizer_slices
 from autosac.integrations.operators import modules
 from autosac.memory_sim.allocator import OutOfMemoryError
 from autosac.scripts import profiler
@@ -102,6 +103,8 @@ class ScriptRun:
         simulated.set_clock(self._device_clock)
         self._clock = clock
         self._finder = self._model_finder()
+        if request.optimizer_slice_bytes and request.plan_file is None:  # a plan says it itself
+            optimizer_slices.slice_optimizers(request.optimizer_slice_bytes)
         self._models = ModelShares(lambda: self._memory.allocator.active_bytes)
         self._model = 0  # that plans are for, in the kept step
         if not request.is_changed:
@@ -421,6 +424,7 @@ class ScriptRun:
             **checkpointing_of(parts, request.plan_file),
             compiled=any(map(modules.has_compiled, parts)) or self._finder.is_compiled,
             parallelism=Parallelism(pp=max(len(parts), 1)),  # only stages are several parts
+            optimizer_slice_bytes=optimizer_slices.in_force(),
             matmul_allows_tf32=matmul_allows_tf32(),
             cudnn_allows_tf32=cudnn_allows_tf32(),
             notes=notes,

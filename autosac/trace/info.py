@@ -75,8 +75,9 @@ class TraceInfo:
     was observed for planning does not run compiled all the same). `matmul_allows_tf32`, `cudnn_allows_tf32`: PyTorch's
     settings for float32 products and convolutions, with PyTorch's defaults. `stage_outputs`: what a pipeline stage sends to
     the next. `moe_load`: how tokens were spread over experts, None if evenly. `loss_chunks`: in how many chunks of rows the
-    loss was computed. `traced`: of units of a plan that were compiled, the operators that the compiler traced. `notes`: what
-    the user should know of the capture, a line each.
+    loss was computed. `optimizer_slice_bytes`: how much of the parameters the optimizer worked on at once (0: all).
+    `traced`: of units of a plan that were compiled, the operators that the compiler traced. `notes`: what the user should
+    know of the capture, a line each.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -102,6 +103,7 @@ class TraceInfo:
     preserve_rng_state: bool = True
     early_stop: bool = True
     loss_chunks: Annotated[int, Within(1, MOST_LOSS_CHUNKS)] = 1
+    optimizer_slice_bytes: Annotated[int, Within(0, MOST)] = 0
     compiled: bool = False
     matmul_allows_tf32: bool = False
     cudnn_allows_tf32: bool = True

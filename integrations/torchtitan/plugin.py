@@ -67,12 +67,14 @@ def _job_transform(job_config: Any, parallel_dims: Any) -> hook.Transform | hook
     from torchtitan.tools.logging import logger
 
     from autosac.integrations.apply import apply, check_model
+    from autosac.integrations.optimizer_slices import follow_slices
 
     own = plan.settings
     if own.job_checkpointing:
 
         def check(model: nn.Module) -> None:
             check_model(model, plan)
+            follow_slices(plan)
 
         rng, early = own.preserve_rng_state, own.early_stop
         values = {"mode": own.job_checkpointing, "preserve_rng_state": rng, "early_stop": early}

@@ -78,11 +78,13 @@ class AutoSAC(ModelPolicy):
     def checkpoint(self, model: nn.Module) -> None:
         """Make the model part obey the plan. Errors as of `planning.plan_of_job` and `eager.apply`."""
         from autosac.integrations.apply import apply, check_model
+        from autosac.integrations.optimizer_slices import follow_slices
 
         job = self._running_job()
         plan = plan_of_job(job)
         if plan.settings.job_checkpointing:
             check_model(model, plan)
+            follow_slices(plan)
             self._own = FullAC.Config(
                 preserve_rng_state=plan.settings.preserve_rng_state,
                 determinism_check=self.config.determinism_check,

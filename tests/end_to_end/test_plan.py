@@ -13,6 +13,7 @@ from autosac.errors import PlanError
 from autosac.integrations.apply import apply
 from autosac.plans import Plan
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 GPU = ("--gpu", "h100-sxm-80gb", "--world-size", "2")
 SLOW_GPU = ("--gpu", "a40", "--world-size", "2")  # on which the host does not limit the step of so small a model
 WIDE = ("--", "--training.local_batch_size", "128")
@@ -195,6 +196,31 @@ def test_the_loss_in_chunks(autosac: Run, job_file: str, tmp_path: Path) -> None
     assert plan.settings.loss_chunks == 8 and "chunks of rows" in " ".join(ran.out.split())
     simulated = autosac("simulate", job_file, *GPU, "--plan", path, "--json", *WIDE).document
     assert simulated["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes <= plan.made_for.budget_bytes
+
+
+@pytest.mark.long
+def test_the_optimizer_in_slices(autosac: Run, tmp_path: Path) -> None:
+    """The square roots of two billion parameters take 7.5 GiB beside 30 of parameters, gradients and states: 34 GiB are enough
+    in slices only. Simulating the job under the written plan gives the figures that it states.
+    """
+    path = tmp_path / "plan.json"
+    job = (str(EXAMPLES / "llama3_8b.toml"), "--gpu", "h100-sxm-80gb", "--world-size", "4")
+    small = (
+        "--",
+        "--optimizer.implementation",
+        "foreach",
+        "--training.local_batch_size",
+        "1",
+        "--training.seq_len",
+        "1024",
+    )
+    ran = autosac("plan", *job, "--budget", "34GiB", "--budget-kind", "active", "-o", path, *small)
+    assert ran.code == 0, ran.err
+    plan = Plan.load(path)
+    assert plan.settings.optimizer_slice_bytes and "without that no plan would fit" in " ".join(ran.out.split())
+    simulated = autosac("simulate", *job, "--plan", path, "--json", *small).document
+    assert simulated["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes <= 34 * 2**30
+    assert simulated["step"]["step_ms"] == plan.predictions["autosac"].step_ms
 
 
 def test_where_the_loss_is_the_peak_its_option_is_named(autosac: Run, job_file: str, tmp_path: Path) -> None:

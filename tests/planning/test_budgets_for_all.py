@@ -32,7 +32,7 @@ class Compiler:
 
 
 def simulation(peak_gib: float, step_ms: float) -> Any:
-    report = SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
+    report = SimpleNamespace(outside="", op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
     return SimpleNamespace(
         step_ms=step_ms,
         recompute_ms=0.0,

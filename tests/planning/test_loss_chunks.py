@@ -81,15 +81,15 @@ def test_the_shorter_step_of_each_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_loss", "told"),
+    ("peak_in", "told"),
     [
-        (True, "with the loss in 8 chunks no plan meets 9 GiB: it needs 12"),
-        (False, "no plan meets 9 GiB: it needs 15; nor does any with the loss in 8 chunks"),
+        ("loss", "with the loss in 8 chunks no plan meets 9 GiB: it needs 12"),
+        ("", "no plan meets 9 GiB: it needs 15; nor does any with the loss in 8 chunks"),
     ],
 )
-def test_nothing_fits_in_chunks_either(in_loss: bool, told: str) -> None:
+def test_nothing_fits_in_chunks_either(peak_in: str, told: str) -> None:
     """The error is that of the step that needs less: with chunks, if memory peaks in the loss without."""
-    plain = InfeasibleError("no plan meets 9 GiB: it needs 15", in_loss=in_loss)
+    plain = InfeasibleError("no plan meets 9 GiB: it needs 15", peak_in=peak_in)
     (found,) = competing((plain,), 8, lambda: (InfeasibleError("no plan meets 9 GiB: it needs 12"),), own)
     assert str(found) == told
 

@@ -38,7 +38,7 @@ class Fake:
 
     def simulation(self, inner: float, level: bool = False) -> Any:
         more_ms, spared = (self.level_ms, 8) if level else (0.0, 0)
-        report = SimpleNamespace(op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
+        report = SimpleNamespace(outside="", op="aten.mm", phase=SimpleNamespace(name="BACKWARD"), module="")
         return SimpleNamespace(
             inner=inner,
             level=level,

@@ -23,6 +23,7 @@ from autosac.capture.jobs.script_model import ModelFinder, check_names
 from autosac.errors import UsageError
 from autosac.integrations.apply import apply
 from autosac.integrations.operators.modules import parameters_of
+from autosac.limits import OPTIMIZER_SLICE_BYTES
 from autosac.plans import Decision, Plan, Unit
 from plans import MADE_FOR
 
@@ -198,3 +199,34 @@ def test_collectives_that_are_waited_for_after_the_unit(single_rank: None) -> No
         warnings.simplefilter("error")
         (applied(x) + 1).sum().backward()
     assert all(torch.equal(p.grad, w) for p, w in zip(model.parameters(), wanted, strict=True))
+
+
+LARGE = """
+import torch
+from torch import nn
+with torch.device("cuda"):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(4)))
+    rows = torch.randn(512, 8192)
+# apply the plan
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    model(rows).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_whose_optimizer_works_in_slices(run: Any) -> None:
+    """A gibibyte of parameters, as much of gradients and twice that of states leave no room for another one of square roots in
+    4.5 GiB: the plan lets the optimizer work in slices, and the line that applies it is all that this needs.
+    """
+    ended = run(LARGE, "--plan", "4.5GiB", "-o", "plan.json", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    plan = Plan.load("plan.json")
+    assert plan.settings.optimizer_slice_bytes == OPTIMIZER_SLICE_BYTES
+    assert "works on 256.0 MiB of the parameters at a time" in " ".join(ended.stdout.split())
+    ended = run(LARGE.replace("# apply the plan", 'import autosac; autosac.apply(model, "plan.json")'), "--json")
+    found = json.loads(ended.stdout)
+    assert found["peak_reserved_bytes"] == plan.predictions["autosac"].peak_reserved_bytes <= 4.5 * 2**30
+    assert found["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes
+    assert found["step"]["step_ms"] == plan.predictions["autosac"].step_ms

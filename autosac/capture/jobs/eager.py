@@ -29,10 +29,11 @@ from autosac.capture.jobs import handover
 from autosac.capture.jobs.script_model import ModelFinder
 from autosac.capture.jobs.session import CaptureSession, prepare
 from autosac.capture.jobs.step_process import Files, StepProcess, run_in_child
-from autosac.capture.jobs.transforms import apply_plan_file, checkpointing_of, observe_candidates
+from autosac.capture.jobs.transforms import apply_plan_file, checkpointing_of, observe_candidates, sliced_as_asked
 from autosac.capture.patches import installing as patches
 from autosac.capture.record.recorder import Recorder
 from autosac.files.temporary import temporary_folder
+from autosac.integrations import optimizer_slices
 from autosac.integrations.chunked_loss import captured_in
 from autosac.integrations.operators import modules
 from autosac.plans import Plan
@@ -49,7 +50,7 @@ class EagerRequest:
 
     `target` is "gpu" (what CUDA would run on `gpu`) or "cpu" (what this machine's CPU would run). `plan_file` applies a
     plan to the model, `observe` records the regions of all modules that could be checkpointed. `loss_chunks` > 1 decides for
-    losses made by `autosac.chunked_loss`.
+    losses made by `autosac.chunked_loss`, `optimizer_slice_bytes` > 0 for optimizers (a plan decides both itself).
     """
 
     gpu: TargetGPU = field(default_factory=TargetGPU)
@@ -58,6 +59,7 @@ class EagerRequest:
     plan_file: str | None = None
     observe: bool = False
     loss_chunks: int = 1
+    optimizer_slice_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.target not in ("gpu", "cpu"):
@@ -133,7 +135,8 @@ def capture_eager_here(make_step: MakeStep, request: EagerRequest) -> Trace:
     session = CaptureSession(request.gpu, DEVICE_TYPE if request.target == "gpu" else "cpu")
     assumed: dict[str, None] = {}
     dynamic.on_assumption(lambda text: assumed.setdefault(text))
-    with session.active() as recorder, _losses_of(request):
+    sliced = sliced_as_asked(request.plan_file, request.optimizer_slice_bytes)
+    with session.active() as recorder, _losses_of(request), sliced:
         finder = ModelFinder(partial(_change, request, recorder), compiles=not request.observe)
         finder.install()
         try:
@@ -215,4 +218,5 @@ def _info(model: Any, request: EagerRequest) -> TraceInfo:
         matmul_allows_tf32=matmul_allows_tf32(),
         cudnn_allows_tf32=cudnn_allows_tf32(),
         loss_chunks=request.loss_chunks,
+        optimizer_slice_bytes=optimizer_slices.in_force(),
     )

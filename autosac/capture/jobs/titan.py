@@ -33,6 +33,7 @@ from autosac.capture.record.recorder import Recorder
 from autosac.capture.record.repeats import RepetitionError
 from autosac.capture.request import TitanRequest
 from autosac.errors import CaptureError
+from autosac.integrations import optimizer_slices
 from autosac.integrations.operators import modules
 from autosac.plans import Plan
 from autosac.target import TargetGPU
@@ -100,9 +101,9 @@ def capture_titan(
     if request.observe and compiles_model(settings):
         _leave_uncompiled(config)
     config, cut = cut_of(adapter, config, request)
-    from autosac.capture.jobs.transforms import transform_of
+    from autosac.capture.jobs.transforms import sliced_as_asked, transform_of
 
-    with session.active() as recorder:
+    with session.active() as recorder, sliced_as_asked(request.plan_file, request.optimizer_slice_bytes):
         routing = _routing(request, recorder)
         values.route_by(routing)
         if routing is not None:
@@ -174,6 +175,7 @@ def _info(
         preserve_rng_state=job.preserve_rng_state,
         early_stop=job.early_stop,
         loss_chunks=job.loss_chunks,
+        optimizer_slice_bytes=optimizer_slices.in_force(),
         moe_load=None if request.moe_load.is_balanced else LoadDraw(**asdict(request.moe_load)),
         job_fingerprint=job_fingerprint(settings, request.world_size),
         job_settings=settings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from autosac.capture.request import TitanRequest
 from autosac.integrations.apply import apply, planned_modules
 from autosac.integrations.observe import observe
 from autosac.integrations.operators.modules import selectively_checkpointed
+from autosac.integrations.optimizer_slices import sliced_optimizers
 from autosac.integrations.recompute.entries import observer
 from autosac.plans import Plan
 from autosac.plans.layers import of_few_layers
@@ -66,6 +68,12 @@ def loss_chunks_of(request: TitanRequest) -> int:
     if request.plan_file is not None:
         return Plan.load(request.plan_file).settings.loss_chunks
     return request.loss_chunks
+
+
+def sliced_as_asked(plan_file: str | None, slice_bytes: int) -> AbstractContextManager[None]:
+    """Optimizers that work in slices as the plan says, or without one so many bytes at once."""
+    asked = Plan.load(plan_file).settings.optimizer_slice_bytes if plan_file is not None else slice_bytes
+    return sliced_optimizers(asked)
 
 
 def transform_of(

@@ -244,7 +244,8 @@ class PlanTask(_JobTask):
         plan = Plan.from_bytes(self.plan.encode())
         try:
             with temporary_folder() as folder:
-                job = replace(self.job, loss_chunks=plan.settings.loss_chunks)
+                chunks, slices = plan.settings.loss_chunks, plan.settings.optimizer_slice_bytes
+                job = replace(self.job, loss_chunks=chunks, optimizer_slice_bytes=slices)
                 captures = [TitanCaptures(job, server, folder)]
                 if self.pipeline:
                     captures = captures_of(job, server, folder, ("none",), beside=("none",))
