@@ -30,6 +30,7 @@ OTHER = TitanRequest(
     cut=-2,
     cuts=2,
     loss_chunks=8,
+    optimizer_slice_bytes=2**28,
     moe_load=MoELoad(kind="zipf", exponent=1.5, seed=2, draw=3),
 )
 

@@ -127,7 +127,7 @@ def make_step(device: torch.device) -> tuple[nn.Module, Any]:
 
 @pytest.mark.capture
 def test_a_step_that_peaks_in_its_optimizer_fits_with_slices() -> None:
-    """Parameters, gradients and two states take 4 x 1.5 GiB and the square roots 1.5 more, or 0.25 in slices of one layer each.
+    """Parameters, gradients and two states take 4 x 1.5 GiB and the square roots 1.5 more, or 0.25 in slices of one layer.
     The batch, a workspace and the biases take less than 0.1.
     """
     plan = autosac.plan(make_step, gpu="h100-sxm-80gb", budget="6.9GiB", budget_kind="active")
