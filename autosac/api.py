@@ -137,20 +137,19 @@ def plan(
     wanted = None if confidence is None else confidence_of(confidence, budget_kind, machine.allocator)
     inner_bytes = goal.budget_bytes if wanted is None else wanted.inner_bytes(goal.budget_bytes)
 
-    def results(captures: EagerCaptures) -> tuple[Planned | InfeasibleError, ...]:
-        found = make_plans(captures, goal, (inner_bytes,), progress)
+    def results(captures: Sequence[EagerCaptures]) -> tuple[Planned | InfeasibleError, ...]:
+        found = make_plans(captures[0], goal, (inner_bytes,), progress)
         return found if wanted is None else tuple(wanted.certain(result, goal.budget_bytes) for result in found)
 
     with EagerCaptures(make_step, machine, target=target) as captures:
-        trace = captures.observed().trace
 
         def baselines() -> dict[str, Prediction]:
             return predictions_of(captures.baselines())
 
-        (planned,) = in_slices(results(captures), trace, lambda: results(captures.sliced()), baselines)
+        (planned,) = in_slices(results([captures]), [captures], results, baselines)
         if chunk_loss:
-            chunks = chunks_of(trace)
-            (planned,) = competing((planned,), chunks, lambda: results(captures.with_loss_in(chunks)), baselines)
+            chunks = chunks_of(captures.observed().trace)
+            (planned,) = competing((planned,), chunks, lambda: results([captures.with_loss_in(chunks)]), baselines)
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan

@@ -8,7 +8,7 @@ microbatches than late ones; the plans are those with which the step of all stag
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from autosac.capture.process.server import CaptureServer
@@ -289,21 +289,19 @@ def plans_with_loss(
     """
     progress = captures[0].job.progress
 
-    def planned(change: Callable[[TitanCaptures, Path], TitanCaptures]) -> tuple[Planned | InfeasibleError, ...]:
-        with temporary_folder() as folder:
-            return plans_of([change(stage, folder) for stage in captures], goal, budgets, progress, confidence)
+    def planned(stages: Sequence[TitanCaptures]) -> tuple[Planned | InfeasibleError, ...]:
+        return plans_of(stages, goal, budgets, progress, confidence)
 
     def baselines() -> dict[str, Prediction]:
         of_stages = [stage.baselines() for stage in captures]
         return predictions_of(of_stages[0]) if len(of_stages) == 1 else joint_predictions(of_stages)
 
     if plain is None:
-        own = plans_of(captures, goal, budgets, progress, confidence)
-        plain = in_slices(own, captures[0].observed().trace, lambda: planned(TitanCaptures.sliced), baselines)
+        plain = in_slices(planned(captures), captures, planned, baselines)
     if not goal.chunk_loss:
         return tuple(_hinted(result, captures[-1]) for result in plain)
     chunks = chunks_of(captures[-1].observed().trace)  # the last stage's
-    return competing(plain, chunks, lambda: planned(lambda stage, at: stage.with_loss_in(chunks, at)), baselines)
+    return competing(plain, chunks, lambda: planned([stage.with_loss_in(chunks) for stage in captures]), baselines)
 
 
 def _hinted(result: Planned | InfeasibleError, last: TitanCaptures) -> Planned | InfeasibleError:

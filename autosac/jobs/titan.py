@@ -195,14 +195,15 @@ class TitanCaptures:
         # Of `_under_plans`, the one whose step nobody has asked for yet.
         self._ahead: tuple[tuple[Unit, ...], Settings] | None = None
 
-    def with_loss_in(self, chunks: int, folder: Path) -> TitanCaptures:
-        """Captures of the same job that computes its loss in chunks; `folder` is for its plans."""
-        return TitanCaptures(replace(self.job, loss_chunks=chunks), self._server, folder, beside=self._beside)
+    def with_loss_in(self, chunks: int) -> TitanCaptures:
+        """Captures of the same job that computes its loss in chunks."""
+        job = replace(self.job, loss_chunks=chunks)
+        return TitanCaptures(job, self._server, self._folder, beside=self._beside)
 
-    def sliced(self, folder: Path) -> TitanCaptures:
-        """Captures of the same job whose optimizer works in slices; `folder` is for its plans."""
+    def sliced(self) -> TitanCaptures:
+        """Captures of the same job whose optimizer works in slices."""
         job = replace(self.job, optimizer_slice_bytes=OPTIMIZER_SLICE_BYTES)
-        return TitanCaptures(job, self._server, folder, beside=self._beside)
+        return TitanCaptures(job, self._server, self._folder, beside=self._beside)
 
     def start(self, *names: str) -> None:
         """Begin to capture the step under some of BASELINES, unless that has begun."""

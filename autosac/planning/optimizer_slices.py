@@ -1,20 +1,22 @@
 """Whether an optimizer works in slices (`autosac.integrations.optimizer_slices`).
 
 Where a step's memory peaks in the optimizer, no policy of a module lowers it. If what the optimizer's functions for lists
-return there is much, plans for the same step with slices compete. They cost launches, and no number changes: nobody has to
-allow it.
+return there is much, and less of it in slices, plans for the same step with slices compete. They cost launches, and no number
+changes: nobody has to allow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self, TypeVar
 
 from autosac.errors import InfeasibleError
 from autosac.limits import OPTIMIZER_SLICE_BYTES
 from autosac.memory_sim.tensor_sizes import dense_bytes
-from autosac.planning.alternatives import Alternative, Baselines, Planning, may_gain
+from autosac.planning.alternatives import Alternative, Baselines, may_gain
 from autosac.planning.closed_loop import Planned
 from autosac.quantities import format_bytes
+from autosac.simulation import Simulation
 from autosac.trace import Phase, Trace
 
 _OPTIMIZER = "optimizer"
@@ -26,25 +28,47 @@ _SLICED = Alternative(
 )
 
 
-def has_temporaries(trace: Trace) -> bool:
-    """Whether a function for lists of parameters returns more than two slices, at once, in the optimizer."""
+class Captures(Protocol):
+    """The captures that planning needs of a step, as far as they are asked here."""
+
+    def observed(self) -> Simulation:
+        """The step without checkpointing."""
+
+    def sliced(self) -> Self:
+        """Captures of the same step whose optimizers work in slices, if they can."""
+
+
+C = TypeVar("C", bound=Captures)
+
+
+def temporary_bytes(trace: Trace) -> int:
+    """The most that a function for lists of parameters returns at once, in the optimizer."""
     sizes = (
         sum(map(dense_bytes, trace.signatures[op.signature].outputs))
         for _, op in trace.operators()
         if op.phase is Phase.OPTIMIZER and trace.signatures[op.signature].name.startswith(_FOR_LISTS)
     )
-    return max(sizes, default=0) > 2 * OPTIMIZER_SLICE_BYTES
+    return max(sizes, default=0)
 
 
 def in_slices(
-    plain: Sequence[Planned | InfeasibleError], trace: Trace, plan: Planning, baselines: Baselines
+    plain: Sequence[Planned | InfeasibleError],
+    captures: Sequence[C],
+    plan: Callable[[Sequence[C]], Sequence[Planned | InfeasibleError]],
+    baselines: Baselines,
 ) -> tuple[Planned | InfeasibleError, ...]:
     """For each budget the better of the plan for the step as it is and of that with the optimizer in slices, which `plan`
-    makes if that may gain anything. `trace`: the step; `baselines`: the job's own ways of checkpointing, as it is.
+    makes if that may gain anything. `captures`: of all stages; `baselines`: the job's own ways of checkpointing, as it is.
     """
-    if not any(map(_may_gain, plain)) or trace.info.optimizer_slice_bytes or not has_temporaries(trace):
+    if not any(map(_may_gain, plain)):
         return tuple(plain)
-    return _SLICED.competing(plain, plan, baselines)
+    whole_bytes = temporary_bytes(captures[0].observed().trace)
+    if whole_bytes <= 2 * OPTIMIZER_SLICE_BYTES:
+        return tuple(plain)
+    sliced = [stage.sliced() for stage in captures]
+    if temporary_bytes(sliced[0].observed().trace) == whole_bytes:
+        return tuple(plain)
+    return _SLICED.competing(plain, lambda: plan(sliced), baselines)
 
 
 def _may_gain(result: Planned | InfeasibleError) -> bool:

@@ -12,7 +12,7 @@ from autosac.planning.closed_loop import Goal, Planned, make_plans, predictions_
 from autosac.planning.optimizer_slices import in_slices
 from autosac.planning.stage_plans import join_plans
 from autosac.planning.step_captures import StepCaptures
-from autosac.plans import Plan
+from autosac.plans import Plan, Prediction
 from autosac.quantities import format_bytes
 from autosac.scripts.alike import train_alike
 from autosac.scripts.request import ScriptRequest
@@ -54,13 +54,14 @@ def _of_one(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None
 
 def _of_rank(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None]) -> Planned:
     """The plan of one rank, with its optimizers in slices if that is better. InfeasibleError if there is none."""
-    budgets = (goal.budget_bytes,)
-    (planned,) = in_slices(
-        make_plans(captures, goal, budgets, progress),
-        captures.observed().trace,
-        lambda: make_plans(captures.sliced(), goal, budgets, progress),
-        lambda: predictions_of(captures.baselines()),
-    )
+
+    def results(of: Sequence[ScriptCaptures]) -> tuple[Planned | InfeasibleError, ...]:
+        return make_plans(of[0], goal, (goal.budget_bytes,), progress)
+
+    def baselines() -> dict[str, Prediction]:
+        return predictions_of(captures.baselines())
+
+    (planned,) = in_slices(results([captures]), [captures], results, baselines)
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ import autosac
 from autosac.errors import InfeasibleError
 from autosac.limits import OPTIMIZER_SLICE_BYTES
 from autosac.planning.closed_loop import Planned
-from autosac.planning.optimizer_slices import has_temporaries, in_slices
+from autosac.planning.optimizer_slices import in_slices, temporary_bytes
 from autosac.plans import Plan, Prediction, Settings
 from autosac.trace import Op, Phase, Signature, TensorMeta, Trace
 from plans import MADE_FOR
@@ -48,31 +48,48 @@ def own() -> dict[str, Prediction]:
     return {}
 
 
-def never() -> tuple[Planned, ...]:
+class Captures:
+    """Of a step, and of the same in slices."""
+
+    def __init__(self, *steps: Trace) -> None:
+        self._steps = steps
+
+    def observed(self) -> Any:
+        """The step."""
+        return SimpleNamespace(trace=self._steps[0])
+
+    def sliced(self) -> Captures:
+        """With the next one."""
+        return Captures(*self._steps[1:])
+
+
+def never(_: Sequence[Captures]) -> tuple[Planned, ...]:
     """For where nothing is to be planned."""
     raise AssertionError
+
+
+LARGE, SMALL = step_of(1024), step_of(256)
 
 
 @pytest.mark.parametrize(
     ("step", "found"),
     [
-        (step_of(256, 256), False),
-        (step_of(256, 256, 1), True),
-        (step_of(256, 256, 1, phase=Phase.BACKWARD), False),
-        (step_of(256, 256, 1, name="aten.sqrt.default"), False),
-        (trace_of(), False),
+        (step_of(256, 256, 1), 513),
+        (step_of(256, 256, 1, phase=Phase.BACKWARD), 0),
+        (step_of(256, 256, 1, name="aten.sqrt.default"), 0),
+        (trace_of(), 0),
     ],
 )
-def test_more_than_two_slices_at_once_are_temporaries(step: Trace, found: bool) -> None:
-    """512 MiB that a function for lists returns in the optimizer are not enough, a MiB more is; nothing else counts."""
-    assert has_temporaries(step) is found
+def test_what_functions_for_lists_return(step: Trace, found: int) -> None:
+    """All tensors of one call, in the optimizer; nothing else counts."""
+    assert temporary_bytes(step) == found * MIB
 
 
 def test_the_shorter_step_of_each_budget() -> None:
     """Where the step with slices is shorter, or the only one, it is the plan; else the note tells what they would give."""
     plain = (planned(9.0), planned(8.0), InfeasibleError("no", peak_in="optimizer"))
     other = tuple(planned(ms, slices=OPTIMIZER_SLICE_BYTES) for ms in (7.0, 8.5, 20.0))
-    first, second, third = in_slices(plain, step_of(1024), lambda: other, own)
+    first, second, third = in_slices(plain, [Captures(LARGE, SMALL)], lambda _: other, own)
     assert isinstance(first, Planned) and first.plan.settings.optimizer_slice_bytes == 256 * MIB
     assert (
         "256.0 MiB of the parameters at a time, which changes no number: the step is 2.0 ms shorter" in first.notes[-1]
@@ -83,29 +100,28 @@ def test_the_shorter_step_of_each_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    "result",
+    ("result", "steps"),
     [
-        planned(9.0, recompute_ms=0.0),
-        planned(9.0, outside=""),
-        InfeasibleError("no"),
-        InfeasibleError("", peak_in="loss"),
+        (planned(9.0, recompute_ms=0.0), (LARGE, SMALL)),
+        (planned(9.0, outside=""), (LARGE, SMALL)),
+        (InfeasibleError("no"), (LARGE, SMALL)),
+        (InfeasibleError("", peak_in="loss"), (LARGE, SMALL)),
+        (planned(9.0), (step_of(256, 256), SMALL)),
+        (planned(9.0), (LARGE, LARGE)),
     ],
 )
-def test_nothing_is_planned_where_nothing_can_be_gained(result: Planned | InfeasibleError) -> None:
-    """A plan that recomputes nothing, and a peak elsewhere; small temporaries, and slices that are there already."""
-    assert in_slices((result,), step_of(1024), never, own) == (result,)
-    limited = planned(9.0)
-    assert in_slices((limited,), step_of(512), never, own) == (limited,)
-    there = step_of(1024)
-    there = replace(there, info=replace(there.info, optimizer_slice_bytes=1))
-    assert in_slices((limited,), there, never, own) == (limited,)
+def test_nothing_is_planned_where_nothing_can_be_gained(
+    result: Planned | InfeasibleError, steps: tuple[Trace, ...]
+) -> None:
+    """A plan that recomputes nothing, a peak elsewhere, temporaries of two slices, and an optimizer that cannot be divided."""
+    assert in_slices((result,), [Captures(*steps)], never, own) == (result,)
 
 
 def test_neither_fits() -> None:
     """The error is that of the step with slices, which needs less."""
     refused = (InfeasibleError("no plan meets 9 GiB: it needs 15", peak_in="optimizer"),)
     less = (InfeasibleError("no plan meets 9 GiB: it needs 12", peak_in="loss"),)
-    (found,) = in_slices(refused, step_of(1024), lambda: less, own)
+    (found,) = in_slices(refused, [Captures(LARGE, SMALL)], lambda _: less, own)
     assert isinstance(found, InfeasibleError) and found.peak_in == "loss"
     assert str(found) == "with the optimizer in slices of 256.0 MiB no plan meets 9 GiB: it needs 12"
 
@@ -137,3 +153,24 @@ def test_a_step_that_peaks_in_its_optimizer_fits_with_slices() -> None:
     assert "in slices of 256.0 MiB" in str(plan)
     with pytest.raises(InfeasibleError, match=r"with the optimizer in slices of 256.0 MiB no plan meets 6.00 GiB"):
         autosac.plan(make_step, gpu="h100-sxm-80gb", budget="6GiB", budget_kind="active")
+
+
+@pytest.mark.capture
+def test_an_optimizer_that_cannot_be_divided() -> None:
+    """Adafactor puts slices together again: the error is that of the step as it is, and says nothing of slices."""
+
+    def factored(device: torch.device) -> tuple[nn.Module, Any]:
+        with torch.device(device):
+            model = nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(6)))
+        optimizer = torch.optim.Adafactor(model.parameters(), foreach=True)
+        rows = torch.randn(1024, 8192, device=device)
+
+        def step() -> None:
+            model(rows).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, step
+
+    with pytest.raises(InfeasibleError, match=r"^no plan meets 3.50 GiB active: .* in the optimizer of the step$"):
+        autosac.plan(factored, gpu="h100-sxm-80gb", budget="3.5GiB", budget_kind="active")
