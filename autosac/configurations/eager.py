@@ -19,7 +19,8 @@ from autosac.capture.failures import one_line
 from autosac.configurations.running.engine import Bound, PendingWork, Value, best_first
 from autosac.configurations.space.offers import Objective, Offer
 from autosac.errors import AutosacError, InfeasibleError, UsageError
-from autosac.planning.closed_loop import Goal, PlanningCaptures, make_plan
+from autosac.planning.closed_loop import Goal
+from autosac.planning.optimizer_slices import Captures, plan_also_in_slices
 from autosac.plans import Plan
 from autosac.quantities import format_bytes, format_ms
 from autosac.simulation import Simulation
@@ -113,7 +114,7 @@ class EagerSearch:
     def __init__(
         self,
         choices: Sequence[Choice],
-        captures: Callable[[Choice], PlanningCaptures],
+        captures: Callable[[Choice], Captures],
         work: Callable[[Settings], float],
         goal: Callable[[Offer], Goal],
         progress: Callable[[str], None],
@@ -121,7 +122,7 @@ class EagerSearch:
     ) -> None:
         self._choices, self._captures, self._work, self._goal = choices, captures, work, goal
         self._progress, self._objective = progress, objective
-        self._plain: dict[int, tuple[PlanningCaptures, Simulation]] = {}
+        self._plain: dict[int, tuple[Captures, Simulation]] = {}
         self._rows: dict[int, EagerRow] = {}
 
     def run(self) -> EagerResult:
@@ -175,7 +176,7 @@ class EagerSearch:
             self._note(candidate, simulation=plain, rate=self._rate(choice, plain))
             return
         try:
-            planned = make_plan(captures, goal, self._progress)
+            planned = plan_also_in_slices(captures, goal, self._progress)
         except AutosacError as e:
             self._note(candidate, reason=str(e))
             return

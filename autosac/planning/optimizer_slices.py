@@ -14,9 +14,9 @@ from autosac.errors import InfeasibleError
 from autosac.limits import OPTIMIZER_SLICE_BYTES
 from autosac.memory_sim.tensor_sizes import dense_bytes
 from autosac.planning.alternatives import Alternative, Baselines, may_gain
-from autosac.planning.closed_loop import Planned
+from autosac.planning.closed_loop import Goal, Planned, PlanningCaptures, make_plans, predictions_of
+from autosac.plans import Prediction
 from autosac.quantities import format_bytes
-from autosac.simulation import Simulation
 from autosac.trace import Phase, Trace
 
 _OPTIMIZER = "optimizer"
@@ -28,11 +28,8 @@ _SLICED = Alternative(
 )
 
 
-class Captures(Protocol):
-    """The captures that planning needs of a step, as far as they are asked here."""
-
-    def observed(self) -> Simulation:
-        """The step without checkpointing."""
+class Captures(PlanningCaptures, Protocol):
+    """The captures that planning needs of a step."""
 
     def sliced(self) -> Self:
         """Captures of the same step whose optimizers work in slices, if they can."""
@@ -69,6 +66,21 @@ def in_slices(
     if temporary_bytes(sliced[0].observed().trace) == whole_bytes:
         return tuple(plain)
     return _SLICED.competing(plain, lambda: plan(sliced), baselines)
+
+
+def plan_also_in_slices(captures: Captures, goal: Goal, progress: Callable[[str], None]) -> Planned:
+    """As `make_plan`, with the optimizer in slices if that is better."""
+
+    def results(of: Sequence[Captures]) -> tuple[Planned | InfeasibleError, ...]:
+        return make_plans(of[0], goal, (goal.budget_bytes,), progress)
+
+    def baselines() -> dict[str, Prediction]:
+        return predictions_of(captures.baselines())
+
+    (planned,) = in_slices(results([captures]), [captures], results, baselines)
+    if isinstance(planned, InfeasibleError):
+        raise planned
+    return planned
 
 
 def _may_gain(result: Planned | InfeasibleError) -> bool:

@@ -8,11 +8,11 @@ from typing import Any
 
 from autosac.errors import InfeasibleError, UsageError
 from autosac.limits import OPTIMIZER_SLICE_BYTES
-from autosac.planning.closed_loop import Goal, Planned, make_plans, predictions_of
-from autosac.planning.optimizer_slices import in_slices
+from autosac.planning.closed_loop import Goal, Planned
+from autosac.planning.optimizer_slices import plan_also_in_slices
 from autosac.planning.stage_plans import join_plans
 from autosac.planning.step_captures import StepCaptures
-from autosac.plans import Plan, Prediction
+from autosac.plans import Plan
 from autosac.quantities import format_bytes
 from autosac.scripts.alike import train_alike
 from autosac.scripts.request import ScriptRequest
@@ -47,24 +47,9 @@ def plan_ranks(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callabl
 
 def _of_one(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None]) -> Planned:
     try:
-        return _of_rank(captures, goal, progress)
+        return plan_also_in_slices(captures, goal, progress)
     except InfeasibleError as e:
         raise type(e)("; ".join([str(e), *captures.observed().trace.info.notes])) from e
-
-
-def _of_rank(captures: ScriptCaptures, goal: Goal, progress: Callable[[str], None]) -> Planned:
-    """The plan of one rank, with its optimizers in slices if that is better. InfeasibleError if there is none."""
-
-    def results(of: Sequence[ScriptCaptures]) -> tuple[Planned | InfeasibleError, ...]:
-        return make_plans(of[0], goal, (goal.budget_bytes,), progress)
-
-    def baselines() -> dict[str, Prediction]:
-        return predictions_of(captures.baselines())
-
-    (planned,) = in_slices(results([captures]), [captures], results, baselines)
-    if isinstance(planned, InfeasibleError):
-        raise planned
-    return planned
 
 
 def _of_each(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[[str], None]) -> list[Planned]:
@@ -72,7 +57,7 @@ def _of_each(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[
     planned, failed = [], {}
     for rank in captures:
         try:
-            planned.append(_of_rank(rank, goal, progress))
+            planned.append(plan_also_in_slices(rank, goal, progress))
         except InfeasibleError as e:
             failed[rank.rank] = e
     if failed:
@@ -111,7 +96,7 @@ def _plan_shared(
     """
     failed = ""
     for planner in sorted(captures, key=lambda rank: (-rank.found.peak_bytes(goal.budget_kind), rank.events)):
-        own = _of_rank(planner, goal, progress)
+        own = plan_also_in_slices(planner, goal, progress)
         plan = own.plan
         if parameters is not None:
             made_for = replace(plan.made_for, parameters=parameters, pipeline_stages=len(captures))
