@@ -149,7 +149,10 @@ def plan(
         (planned,) = in_slices(results([captures]), [captures], results, baselines)
         if chunk_loss:
             chunks = chunks_of(captures.observed().trace)
-            (planned,) = competing((planned,), chunks, lambda: results([captures.with_loss_in(chunks)]), baselines)
+            chunked = [captures.with_loss_in(chunks)]
+            (planned,) = competing(
+                (planned,), chunks, lambda: in_slices(results(chunked), chunked, results, baselines), baselines
+            )
     if isinstance(planned, InfeasibleError):
         raise planned
     return planned.plan

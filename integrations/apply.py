@@ -29,7 +29,7 @@ from autosac.errors import PlanError, PlanNotFollowedError
 from autosac.integrations.operators.dispatching import not_compiled
 from autosac.integrations.operators.keys import quiet_hooks
 from autosac.integrations.operators.modules import clean_name, find_module, has_compiled, parameters_of, unwrapped
-from autosac.integrations.optimizer_slices import follow_slices
+from autosac.integrations.optimizer_slices import follow_slices, slice_optimizers
 from autosac.integrations.partitioner import last_traced, save_what_changes
 from autosac.integrations.recompute import compiled_classes, compiled_parts, constructors, transforms
 from autosac.integrations.recompute.compiled_modes import context_fn
@@ -79,7 +79,7 @@ def switch(model: nn.Module, plan: Plan) -> nn.Module:
             module.__dict__["_autosac"] = state
         raise
     _install(units, plan)
-    follow_slices(plan)
+    slice_optimizers(plan.settings.optimizer_slice_bytes)
     return model
 
 

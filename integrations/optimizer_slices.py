@@ -1,9 +1,10 @@
-"""Optimizers that work in slices: their temporaries are those of one slice of the parameters, not of all.
+"""Optimizers that work in slices: their temporaries are those of two slices of the parameters, not of all.
 
 PyTorch's optimizers hand all parameters of a kind to one function for lists (``torch._foreach_sqrt``), whose results are as
 large as the parameters: for AdamW a fifth of what parameters, gradients and states take, where all have one type. Nothing that
 a module keeps or recomputes lowers that. But these functions go through the tensors of a list one by one, so a list may be
-divided, and no number changes.
+divided, and no number changes. They take another route, with other roundings, for a list of which one tensor has another
+layout or type than the rest. Such lists stay whole.
 
 The optimizers of `torch.optim` sort their parameters by device and type with one method, and go through what it returns. It
 returns slices here. A fused implementation has no temporaries, and is left alone, as are optimizers that are not known to
@@ -46,7 +47,8 @@ def slice_optimizers(slice_bytes: int) -> None:
         found = original(*args, **kwargs)
         if not _bytes or torch.compiler.is_compiling() or not _is_for_lists(sys._getframe(1)):
             return found
-        return {_Kind(key): part for key, value in found.items() for part in _slices(*value)}
+        parts = ((key, part) for key, value in found.items() for part in _slices(*value))
+        return {_Kind(key): part for key, part in parts}
 
     sorted_tensors._autosac = True  # type: ignore[attr-defined]
     setattr(Optimizer, _METHOD, staticmethod(sorted_tensors))
@@ -94,8 +96,38 @@ def _is_for_lists(frame: Any) -> bool:
 
 def _slices(lists: Sequence[list[Any]], indices: Sequence[int]) -> Iterator[tuple[list[list[Any]], Sequence[int]]]:
     """The parts of lists that begin and end at the same places; `indices` are as long, or empty."""
+    if not _is_uniform(lists):
+        yield list(lists), indices
+        return
     for begin, end in _bounds(_local_bytes(parameter) for parameter in lists[0]):
         yield [each[begin:end] for each in lists], indices[begin:end]
+
+
+def _is_uniform(lists: Sequence[list[Any]]) -> bool:
+    """Whether all tensors of a list have one type, and lie in memory as their parameters, which are dense. Numbers of steps and
+    the like (tensors without dimensions) and what a parameter does not have do not count.
+    """
+    laid_out = [_layout(parameter) for parameter in lists[0]]
+    if any(layout is None for layout in laid_out):
+        return False
+    for each in lists:
+        pairs = [(t, layout) for t, layout in zip(each, laid_out, strict=False) if t is not None and t.dim()]
+        if len({tensor.dtype for tensor, _ in pairs}) > 1 or any(_layout(tensor) != layout for tensor, layout in pairs):
+            return False
+    return True
+
+
+def _layout(tensor: Any) -> tuple[Any, ...] | None:
+    """Sizes and strides of what this rank has; None where that is no dense block of memory."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    if local.layout is not torch.strided:
+        return None
+    expected = 1
+    for stride, size in sorted(zip(local.stride(), local.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return None
+        expected *= size
+    return tuple(local.shape), tuple(local.stride())
 
 
 def _bounds(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:

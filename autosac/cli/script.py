@@ -130,7 +130,7 @@ def _planned(arguments: argparse.Namespace, goal: Goal, captures: Sequence[Scrip
 def _show_plan(planned: Planned, path: Path | None) -> None:
     out = reports.console()
     out.print(reports.plan_summary(planned.plan, planned.notes))
-    if planned.plan.units:
+    if planned.plan.units or planned.plan.settings.optimizer_slice_bytes:
         said = f"plan written to {path}" if path is not None else "-o PLAN.json writes the plan to a file"
         what_wraps = "DDP, FSDP, parallelize_module, PipelineStage and torch.compile"
         out.print(f"{said}. To apply it, before {what_wraps}:", soft_wrap=True, markup=False)

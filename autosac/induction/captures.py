@@ -182,10 +182,14 @@ def capturing(
 ) -> Capturing | Future[Trace]:
     """Start a capture; `result()` waits for its trace. It is of the whole job if asked for, and under a plan that does not do
     the same in all layers, unless two cuts are to be enough: then kinds of layers decide (`autosac.capture.jobs.layers`).
+    So it is where optimizers work in slices.
     `reference`: see `Capturing`.
     """
-    if request.plan_file is not None and not whole and request.cuts == _CUTS:
-        whole = not is_alike(Plan.load(request.plan_file))
+    plan = None if request.plan_file is None else Plan.load(request.plan_file)
+    if plan is not None and not whole and request.cuts == _CUTS:
+        whole = not is_alike(plan)
+    if request.optimizer_slice_bytes if plan is None else plan.settings.optimizer_slice_bytes:
+        whole = True  # slices end where so many bytes are full, wherever layers end
     if whole or request.layers is not None:
         return server.submit(request)
     return Capturing(server, request, refused, reference)

@@ -72,8 +72,15 @@ class TitanBatches:
         self._captured = {self.info.local_batch_size: own}
 
     def least_bytes(self, size: int) -> int:
-        """The peak of the stage that needs most."""
-        return max(stage.baseline("full").peak_bytes(self._goal.budget_kind) for stage in self._captures(size))
+        """The peak of the stage that needs most, with its optimizer in slices if that is what it needs most for."""
+        return max(self._least_bytes(stage) for stage in self._captures(size))
+
+    def _least_bytes(self, stage: TitanCaptures) -> int:
+        kind, full = self._goal.budget_kind, stage.baseline("full")
+        least = full.peak_bytes(kind)
+        if least <= self._goal.budget_bytes or full.memory.peak().outside != "optimizer":
+            return least
+        return min(least, stage.sliced().baseline("full").peak_bytes(kind))
 
     def unplanned(self, size: int) -> Unplanned:
         """All stages together."""

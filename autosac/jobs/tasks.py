@@ -301,7 +301,8 @@ def plans_with_loss(
     if not goal.chunk_loss:
         return tuple(_hinted(result, captures[-1]) for result in plain)
     chunks = chunks_of(captures[-1].observed().trace)  # the last stage's
-    return competing(plain, chunks, lambda: planned([stage.with_loss_in(chunks) for stage in captures]), baselines)
+    chunked = [stage.with_loss_in(chunks) for stage in captures]
+    return competing(plain, chunks, lambda: in_slices(planned(chunked), chunked, planned, baselines), baselines)
 
 
 def _hinted(result: Planned | InfeasibleError, last: TitanCaptures) -> Planned | InfeasibleError:

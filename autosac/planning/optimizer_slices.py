@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self, TypeVar
 
-from autosac.errors import InfeasibleError
+from autosac.errors import CaptureError, InfeasibleError
 from autosac.limits import OPTIMIZER_SLICE_BYTES
 from autosac.memory_sim.tensor_sizes import dense_bytes
 from autosac.planning.alternatives import Alternative, Baselines, may_gain
@@ -63,9 +63,14 @@ def in_slices(
     if whole_bytes <= 2 * OPTIMIZER_SLICE_BYTES:
         return tuple(plain)
     sliced = [stage.sliced() for stage in captures]
-    if temporary_bytes(sliced[0].observed().trace) == whole_bytes:
+    try:
+        left_bytes = temporary_bytes(sliced[0].observed().trace)
+    except CaptureError:  # the step as it is has been captured
         return tuple(plain)
-    return _SLICED.competing(plain, lambda: plan(sliced), baselines)
+    if left_bytes >= whole_bytes:
+        return tuple(plain)
+    found = _SLICED.competing(plain, lambda: plan(sliced), baselines)
+    return tuple(new if _may_gain(own) else own for own, new in zip(plain, found, strict=True))
 
 
 def plan_also_in_slices(captures: Captures, goal: Goal, progress: Callable[[str], None]) -> Planned:

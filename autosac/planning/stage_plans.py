@@ -39,6 +39,8 @@ def join_plans(
     together = pipeline.joined()
     first = planned[0].plan
     assert all(stage.plan.settings.memory_budget == first.settings.memory_budget for stage in planned)
+    slices = first.settings.optimizer_slice_bytes
+    assert all(stage.plan.settings.optimizer_slice_bytes == slices for stage in planned)
     return Planned(
         plan=replace(merged([stage.plan for stage in planned]), predictions=predictions),
         simulation=max(together, key=lambda stage: stage.peak_bytes(first.made_for.budget_kind)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from autosac.errors import InfeasibleError, UsageError
 from autosac.limits import OPTIMIZER_SLICE_BYTES
-from autosac.planning.closed_loop import Goal, Planned
+from autosac.planning.closed_loop import Goal, Planned, make_plan
 from autosac.planning.optimizer_slices import plan_also_in_slices
 from autosac.planning.stage_plans import join_plans
 from autosac.planning.step_captures import StepCaptures
@@ -64,7 +64,18 @@ def _of_each(captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[
         errors = list(failed.values())
         why = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
         raise type(errors[0])(why, peak_in=errors[0].peak_in) from errors[0]
-    return planned
+    return _in_slices_alike(planned, captures, goal, progress)
+
+
+def _in_slices_alike(
+    planned: Sequence[Planned], captures: Sequence[ScriptCaptures], goal: Goal, progress: Callable[[str], None]
+) -> list[Planned]:
+    """The plans with slices in all ranks, if they have them in any: a script has one plan."""
+    sliced = [own.plan.settings.optimizer_slice_bytes > 0 for own in planned]
+    if not any(sliced):
+        return list(planned)
+    pairs = zip(planned, captures, sliced, strict=True)
+    return [own if has else make_plan(rank.sliced(), goal, progress) for own, rank, has in pairs]
 
 
 def _for_stages(plan: Plan, stages: int) -> Plan:

@@ -19,7 +19,7 @@ from autosac.induction import Refusal, TraceFamily, capturing, difference, joine
 from autosac.induction.alignment import Insertion, insertions
 from autosac.induction.captures import Capturing, predicted
 from autosac.induction.traces import ends_once
-from autosac.plans import Plan, Unit
+from autosac.plans import Plan, Settings, Unit
 from autosac.trace import Alloc, Cut, Free, Label, Op, Phase, Signature, Storage, TensorMeta, Trace
 from plans import MADE_FOR
 from traces import trace_of
@@ -161,6 +161,21 @@ def test_a_step_that_fails_alike_in_all_cuts_fails_with_all_layers(error: str, a
         with pytest.raises(CaptureError, match="training step 1"):
             ask()
     assert server.asked == asked
+
+
+def test_an_optimizer_in_slices_is_captured_with_all_layers(step: Step, tmp_path: Path) -> None:
+    """Slices end where they are full, wherever layers end: cuts, whose parameters fill one, would tell nothing of them. Under
+    a plan its own setting counts.
+    """
+    whole, sliced = step(20), TitanRequest(config_file=None, optimizer_slice_bytes=1)
+    server = _Server({None: whole})
+    assert capturing(server, sliced).result() is whole
+    for slice_bytes in (1, 0):
+        own = Settings(job_checkpointing="full", optimizer_slice_bytes=slice_bytes)
+        Plan(made_for=MADE_FOR, units=(), settings=own).save(tmp_path / "plan.json")
+        capture = capturing(server, replace(sliced, checkpointing="full", plan_file=str(tmp_path / "plan.json")))
+        assert isinstance(capture, Capturing) is (slice_bytes == 0)
+    assert server.asked == [None, None, 0, 1, 2]
 
 
 def test_what_nobody_waits_for_yet_goes_ahead(step: Step) -> None:

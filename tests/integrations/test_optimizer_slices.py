@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autosac
 from autosac.integrations import optimizer_slices
+from autosac.integrations.apply import switch
 from autosac.integrations.optimizer_slices import in_force, sliced_optimizers
 from autosac.plans import Plan, Settings
 from plans import MADE_FOR
@@ -104,6 +105,39 @@ def test_a_slice_ends_before_it_would_exceed(monkeypatch: pytest.MonkeyPatch) ->
     assert list(optimizer_slices._bounds([])) == [(0, 0)]
 
 
+def test_lists_of_which_one_tensor_is_laid_out_otherwise_stay_whole() -> None:
+    """PyTorch takes another route for the whole list then, with other roundings: for a transposed gradient, states of another
+    type, a sparse gradient, and what is no dense block; not for numbers of steps, missing states, and empty tensors.
+    """
+    ones, wide = [torch.ones(2, 3), torch.ones(3, 2)], [torch.ones(2, 3), torch.ones(2, 3).t()]
+    steps = [torch.tensor(1.0), torch.tensor(2.0)]
+    uniform = optimizer_slices._is_uniform
+    assert uniform([ones, ones, steps]) and uniform([wide, wide]) and uniform([ones, [], [None, None]])
+    assert uniform([[torch.ones(0), torch.ones(1, 1)]])
+    assert not uniform([ones, wide])
+    assert not uniform([ones, [ones[0].double(), ones[1]]])
+    assert not uniform([ones, [ones[0].to_sparse(), ones[1]]])
+    assert not uniform([[torch.ones(4, 4)[:, :2]]]) and not uniform([[torch.ones(1, 4).expand(3, 4)]])
+
+
+def test_sparse_gradients() -> None:
+    """Adagrad computes a list in which one gradient is sparse in another way than others."""
+
+    def after(slice_bytes: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        table, layer = nn.Embedding(64, 16, sparse=True), nn.Linear(16, 16)
+        both = nn.ModuleList([table, layer]).to(torch.bfloat16)
+        optimizer = torch.optim.Adagrad(both.parameters(), foreach=True)
+        with sliced_optimizers(slice_bytes):
+            for step in range(6):
+                optimizer.zero_grad()
+                layer(table(torch.tensor([1, 2, step]))).pow(2).sum().backward()
+                optimizer.step()
+        return list(both.parameters())
+
+    assert all(torch.equal(a, b) for a, b in zip(after(0), after(64), strict=True))
+
+
 def test_a_sharded_parameter_counts_by_its_shard() -> None:
     """Of a DTensor what is on this rank."""
     local = torch.zeros(3, dtype=torch.bfloat16)
@@ -178,3 +212,12 @@ def test_a_plan_says_so(tmp_path: Path) -> None:
     assert calls == [1]
     copied = copy.deepcopy(optimizer)
     copied.step()
+
+
+def test_a_model_that_changes_its_plan() -> None:
+    """`switch` sets what the new plan says, also that there are no slices."""
+    plan = Plan(made_for=replace(MADE_FOR, parameters=()), units=(), settings=Settings(optimizer_slice_bytes=64))
+    found = switch(autosac.apply(model(), plan), replace(plan, settings=Settings()))
+    assert in_force() == 0
+    switch(found, plan)
+    assert in_force() == 64

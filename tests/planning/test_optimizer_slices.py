@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import autosac
-from autosac.errors import InfeasibleError
+from autosac.errors import CaptureError, InfeasibleError
 from autosac.limits import OPTIMIZER_SLICE_BYTES
 from autosac.planning.closed_loop import Planned
 from autosac.planning.optimizer_slices import in_slices, temporary_bytes
@@ -115,6 +115,24 @@ def test_nothing_is_planned_where_nothing_can_be_gained(
 ) -> None:
     """A plan that recomputes nothing, a peak elsewhere, temporaries of two slices, and an optimizer that cannot be divided."""
     assert in_slices((result,), [Captures(*steps)], never, own) == (result,)
+
+
+def test_what_cannot_gain_is_left_as_it_is() -> None:
+    """Of two budgets the one that gains nothing has no note; where the step with slices cannot be captured, none has."""
+    plain = (planned(9.0), planned(8.0, recompute_ms=0.0))
+    first, second = in_slices(plain, [Captures(LARGE, SMALL)], lambda _: (planned(7.0), planned(8.0)), own)
+    assert isinstance(first, Planned) and first.notes and second is plain[1]
+
+    class Failing(Captures):
+        def sliced(self) -> Failing:
+            return Failing()
+
+        def observed(self) -> Any:
+            if not self._steps:
+                raise CaptureError("no")
+            return super().observed()
+
+    assert in_slices(plain, [Failing(LARGE)], never, own) == plain
 
 
 def test_neither_fits() -> None:
