@@ -104,8 +104,8 @@ def _slices(lists: Sequence[list[Any]], indices: Sequence[int]) -> Iterator[tupl
 
 
 def _is_uniform(lists: Sequence[list[Any]]) -> bool:
-    """Whether all tensors of a list have one type, and lie in memory as their parameters, which are dense. Numbers of steps and
-    the like (tensors without dimensions) and what a parameter does not have do not count.
+    """Whether all tensors of a list have one type, and lie in memory as their parameters, which are dense. Numbers of steps
+    and the like (tensors without dimensions) and what a parameter does not have do not count.
     """
     laid_out = [_layout(parameter) for parameter in lists[0]]
     if any(layout is None for layout in laid_out):
