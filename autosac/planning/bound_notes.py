@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autosac.planning.candidates import Candidate
 
 _NO_BOUND = "there is no bound on how far it is from the best plan"
@@ -21,6 +23,8 @@ def bound_notes(best: Candidate, gap: float | None, is_refuted: bool, is_uneven:
         found.append(f"{_NO_BOUND}: plans need less memory than thought possible")
     elif is_uneven:
         found.append(f"{_NO_BOUND}: modules run on tensors of different sizes")
+    elif gap == math.inf:  # where the optimizer's memory is the peak, say
+        found.append("this peak of active memory needs no recomputation; it lowers what the allocator reserves")
     elif gap is not None:
         found.append(f"{what} is at most {gap:.1%} above the least possible at this peak (linear bound)")
     price_ms = 0.0 if best.solution is None else best.solution.budgets.shadow_ms_per_gib

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from autosac.errors import UsageError
 from autosac.integrations.apply import apply
 from autosac.integrations.operators.modules import parameters_of
 from autosac.limits import OPTIMIZER_SLICE_BYTES
-from autosac.plans import Decision, Plan, Unit
+from autosac.plans import Decision, Plan, Settings, Unit
+from autosac.scripts import captures
 from plans import MADE_FOR
 
 TRAINING = """
@@ -218,15 +220,31 @@ for _ in range(4):
 
 def test_a_script_whose_optimizer_works_in_slices(run: Any) -> None:
     """A gibibyte of parameters, as much of gradients and twice that of states leave no room for another one of square roots in
-    4.5 GiB: the plan lets the optimizer work in slices, and the line that applies it is all that this needs.
+    4.9 GiB: the plan lets the optimizer work in slices, and the line that applies it is all that this needs.
     """
-    ended = run(LARGE, "--plan", "4.5GiB", "-o", "plan.json", "--quiet")
+    ended = run(LARGE, "--plan", "4.9GiB", "-o", "plan.json", "--quiet")
     assert ended.returncode == 0, ended.stderr
     plan = Plan.load("plan.json")
     assert plan.settings.optimizer_slice_bytes == OPTIMIZER_SLICE_BYTES
+    assert plan.units == () and 'model = autosac.apply(model, "plan.json")' in ended.stdout
     assert "works on 256.0 MiB of the parameters at a time" in " ".join(ended.stdout.split())
     ended = run(LARGE.replace("# apply the plan", 'import autosac; autosac.apply(model, "plan.json")'), "--json")
     found = json.loads(ended.stdout)
-    assert found["peak_reserved_bytes"] == plan.predictions["autosac"].peak_reserved_bytes <= 4.5 * 2**30
+    assert found["peak_reserved_bytes"] == plan.predictions["autosac"].peak_reserved_bytes <= 4.9 * 2**30
     assert found["peak_active_bytes"] == plan.predictions["autosac"].peak_active_bytes
     assert found["step"]["step_ms"] == plan.predictions["autosac"].step_ms
+
+
+def test_all_ranks_work_in_slices_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script has one plan: where a rank needs slices, the others are planned with them, too."""
+
+    def rank(slice_bytes: int) -> Any:
+        plan = Plan(made_for=MADE_FOR, units=(), settings=Settings(optimizer_slice_bytes=slice_bytes))
+        return SimpleNamespace(plan=plan, sliced=lambda: rank(8))
+
+    monkeypatch.setattr(captures, "make_plan", lambda planned, *_: planned)
+    goal: Any = None
+    for before, after in (((0, 0), (0, 0)), ((0, 8), (8, 8)), ((8, 0), (8, 8))):
+        ranks = [rank(slice_bytes) for slice_bytes in before]
+        found = captures._in_slices_alike(ranks, ranks, goal, print)
+        assert tuple(each.plan.settings.optimizer_slice_bytes for each in found) == after
