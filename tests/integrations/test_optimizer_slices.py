@@ -98,11 +98,11 @@ def test_no_number_changes(name: str) -> None:
         assert max(large) == 160 + 288 and max(small) == 256
 
 
-def test_a_slice_ends_before_it_would_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_ends_before_it_would_exceed() -> None:
     """Of sizes 3, 3, 4, 9, 1, 1 and slices of 7: 3 and 3, 4, 9 alone, 1 and 1; of no parameters one slice of none."""
-    monkeypatch.setattr(optimizer_slices, "_bytes", 7)
-    assert list(optimizer_slices._bounds([3, 3, 4, 9, 1, 1])) == [(0, 2), (2, 3), (3, 4), (4, 6)]
-    assert list(optimizer_slices._bounds([])) == [(0, 0)]
+    with sliced_optimizers(7):
+        assert list(optimizer_slices._bounds([3, 3, 4, 9, 1, 1])) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+        assert list(optimizer_slices._bounds([])) == [(0, 0)]
 
 
 def test_lists_of_which_one_tensor_is_laid_out_otherwise_stay_whole() -> None:

@@ -36,6 +36,7 @@ def test_documents_survive_their_files(tmp_path: Path) -> None:
         checkpoints=True,
         patience_s=1.5,
         plan_file="plan.json",
+        optimizer_slice_bytes=1,
         observe=True,
         model=1,
         unlimited=True,
