@@ -47,8 +47,7 @@ def slice_optimizers(slice_bytes: int) -> None:
         found = original(*args, **kwargs)
         if not _bytes or torch.compiler.is_compiling() or not _is_for_lists(sys._getframe(1)):
             return found
-        parts = ((key, part) for key, value in found.items() for part in _slices(*value))
-        return {_Kind(key): part for key, part in parts}
+        return {_Kind(key): part for key, value in found.items() for part in _slices(*value)}
 
     sorted_tensors._autosac = True  # type: ignore[attr-defined]
     setattr(Optimizer, _METHOD, staticmethod(sorted_tensors))
@@ -119,7 +118,7 @@ def _is_uniform(lists: Sequence[list[Any]]) -> bool:
 
 def _layout(tensor: Any) -> tuple[Any, ...] | None:
     """Sizes and strides of what this rank has; None where that is no dense block of memory."""
-    local = getattr(tensor, "_local_tensor", tensor)
+    local = _local(tensor)
     if local.layout is not torch.strided:
         return None
     expected = 1
@@ -142,6 +141,10 @@ def _bounds(sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _local_bytes(parameter: Any) -> int:
-    """What this rank has of a parameter."""
-    local = getattr(parameter, "_local_tensor", parameter)
+    local = _local(parameter)
     return int(local.numel() * local.element_size())
+
+
+def _local(tensor: Any) -> Any:
+    """What this rank has of a DTensor; any other tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,11 +145,13 @@ def test_neither_fits() -> None:
     assert str(found) == "with the optimizer in slices of 256.0 MiB no plan meets 9 GiB: it needs 12"
 
 
-def make_step(device: torch.device) -> tuple[nn.Module, Any]:
+def make_step(
+    device: torch.device, *, optimizer_of: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+) -> tuple[nn.Module, Any]:
     """Six layers of 8,192 x 8,192 (1.5 GiB in single precision), and few rows."""
     with torch.device(device):
         model = nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(6)))
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = optimizer_of(model.parameters())
     rows = torch.randn(1024, 8192, device=device)
 
     def step() -> None:
@@ -176,19 +179,6 @@ def test_a_step_that_peaks_in_its_optimizer_fits_with_slices() -> None:
 @pytest.mark.capture
 def test_an_optimizer_that_cannot_be_divided() -> None:
     """Adafactor puts slices together again: the error is that of the step as it is, and says nothing of slices."""
-
-    def factored(device: torch.device) -> tuple[nn.Module, Any]:
-        with torch.device(device):
-            model = nn.Sequential(*(nn.Sequential(nn.Linear(8192, 8192), nn.GELU()) for _ in range(6)))
-        optimizer = torch.optim.Adafactor(model.parameters(), foreach=True)
-        rows = torch.randn(1024, 8192, device=device)
-
-        def step() -> None:
-            model(rows).pow(2).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return model, step
-
+    factored = partial(make_step, optimizer_of=partial(torch.optim.Adafactor, foreach=True))
     with pytest.raises(InfeasibleError, match=r"^no plan meets 3.50 GiB active: .* in the optimizer of the step$"):
         autosac.plan(factored, gpu="h100-sxm-80gb", budget="3.5GiB", budget_kind="active")
