@@ -6,7 +6,17 @@ from autosac.derivation.keep import Keeper
 from autosac.derivation.mix import Mixer
 from autosac.derivation.steps import CapturedSteps, NotDerivableError
 from autosac.plans import Plan, Settings
-from autosac.trace import Trace
+from autosac.trace import Trace, TraceInfo
+
+
+def settings_of(info: TraceInfo) -> Settings:
+    """The settings of plans for a step, as it was captured."""
+    return Settings(
+        preserve_rng_state=info.preserve_rng_state,
+        early_stop=info.early_stop,
+        loss_chunks=info.loss_chunks,
+        optimizer_slice_bytes=info.optimizer_slice_bytes,
+    )
 
 
 class Deriver:
@@ -25,12 +35,7 @@ class Deriver:
         self._templates: list[CapturedSteps] = []
         self._units: list[frozenset[int]] = []
         self._keepers: dict[frozenset[int], Keeper] = {}
-        self._settings = Settings(
-            preserve_rng_state=observed.info.preserve_rng_state,
-            early_stop=observed.info.early_stop,
-            loss_chunks=observed.info.loss_chunks,
-            optimizer_slice_bytes=observed.info.optimizer_slice_bytes,
-        )
+        self._settings = settings_of(observed.info)
 
     def add(self, template: Trace) -> None:
         """A capture under plain checkpointing, with the job's settings. NotDerivableError if it cannot be used."""

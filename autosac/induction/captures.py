@@ -185,14 +185,17 @@ def capturing(
     So it is where optimizers work in slices.
     `reference`: see `Capturing`.
     """
-    plan = None if request.plan_file is None else Plan.load(request.plan_file)
-    if plan is not None and not whole and request.cuts == _CUTS:
-        whole = not is_alike(plan)
-    if request.optimizer_slice_bytes if plan is None else plan.settings.optimizer_slice_bytes:
-        whole = True  # slices end where so many bytes are full, wherever layers end
-    if whole or request.layers is not None:
+    if whole or request.layers is not None or _needs_all_layers(request):
         return server.submit(request)
     return Capturing(server, request, refused, reference)
+
+
+def _needs_all_layers(request: TitanRequest) -> bool:
+    """Whether cuts would not tell the whole. Slices of an optimizer end where they are full, wherever layers end."""
+    if request.plan_file is None:
+        return request.optimizer_slice_bytes > 0
+    plan = Plan.load(request.plan_file)
+    return plan.settings.optimizer_slice_bytes > 0 or (request.cuts == _CUTS and not is_alike(plan))
 
 
 def early_info(capture: Capturing | Future[Trace]) -> TraceInfo:

@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import TypeAlias
 
 from autosac.choices import CURVES, SOLVERS
+from autosac.derivation.deriver import settings_of
 from autosac.errors import UsageError
 from autosac.planning.baseline_plans import is_a_plan, mirrored
 from autosac.planning.build_problem import PlanningProblem, build_problem
 from autosac.planning.relaxations import Relaxed, relaxations
 from autosac.planning.step_costs import AddedWork, StepCosts, UnitCost
 from autosac.planning.unit_policies import UnitPolicies
-from autosac.plans import Binding, MadeFor, Plan, Reasons, Settings, Unit
+from autosac.plans import Binding, MadeFor, Plan, Reasons, Unit
 from autosac.simulation import Simulation
 from autosac.solvers import (
     CurveSegment,
@@ -123,12 +124,7 @@ def plan_of(base: Simulation, goal: Goal, units: tuple[Unit, ...]) -> Plan:
             parameters=tuple(info.parameter_shapes.items()),
         ),
         units=units,
-        settings=Settings(
-            preserve_rng_state=info.preserve_rng_state,
-            early_stop=info.early_stop,
-            loss_chunks=info.loss_chunks,
-            optimizer_slice_bytes=info.optimizer_slice_bytes,
-        ),
+        settings=settings_of(info),
     )
 
 
