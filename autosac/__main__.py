@@ -6,9 +6,12 @@ process leaves at once; afterwards `autosac.cli.parser` lets the command clean u
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
+from typing import NoReturn
 
 
 def _leave(number: int, _: object) -> None:
@@ -28,5 +31,17 @@ def main() -> int:
     return run()
 
 
+def command() -> NoReturn:
+    """What a shell runs: `main`, then the end of the process, at once. Traces are millions of objects, and to take them down
+    one by one takes seconds.
+    """
+    code = main()
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()
