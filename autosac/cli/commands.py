@@ -44,6 +44,7 @@ from autosac.trace import Trace, is_capture
 
 _DRAWS = 8
 _DEFAULT_BUDGET = "85%"
+_LEVERS_HINT = "- --levers quick simulates other settings of the job that may make this step faster"
 # New objects before Python looks for garbage among them; among older ones it hardly ever looks.
 _COLLECTIONS = (1_000_000, 1_000, 1_000)
 
@@ -163,6 +164,8 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.levers != "off":
         _print_levers(found[0], pulled, arguments)
     if not arguments.json:
+        if arguments.levers == "off" and not (several or batch or draws) and found[0].plan.units:
+            reports.console().print(_LEVERS_HINT)
         for path in written:
             reports.console().print(f"plan written to {path}", soft_wrap=True)
 
