@@ -31,6 +31,8 @@ BASELINES = ("none", "full", "selective-op")
 _CHECKPOINTED = ("full", "selective-op")
 # The observed step, "none", is of a model that is not compiled.
 _NONE_COMPILED = "none, compiled"
+# TorchTitan's argument for recomputations that end with the last result that is needed.
+_STOPPING_EARLY = "--activation_checkpoint.early_stop"
 _plan_numbers = itertools.count(1)  # of this process
 Progress = Callable[[str], None]
 StageInputs = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
@@ -110,11 +112,15 @@ class TitanJob:
         self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None
     ) -> TitanRequest:
         """The capture request for one way of checkpointing. A plan may be one of the job's own."""
+        overrides = self.overrides
         if plan_file is not None:
-            checkpointing = Plan.load(plan_file).settings.job_checkpointing or "plan"
+            settings = Plan.load(plan_file).settings
+            checkpointing = settings.job_checkpointing or "plan"
+            if settings.job_checkpointing and settings.early_stop and not has_python_jobs():
+                overrides = (*overrides, _STOPPING_EARLY)
         return TitanRequest(
             config_file=self.config_file,
-            overrides=self.overrides,
+            overrides=overrides,
             world_size=self.world_size,
             rank=self.rank,
             gpu=self.target.gpu,
@@ -309,6 +315,17 @@ class TitanCaptures:
     def failures(self) -> Mapping[str, str]:
         """Why the job cannot run under a baseline, by its name."""
         return self._failures
+
+    def stopping_early(self) -> Simulation | None:
+        """See `autosac.planning.closed_loop.PlanningCaptures`. TorchTitan 0.3 has no such setting."""
+        if self.observed().trace.info.early_stop or has_python_jobs():
+            return None
+        job = replace(self.job, overrides=(*self.job.overrides, _STOPPING_EARLY))
+        started = {"none": self._started["none"]}
+        try:
+            return TitanCaptures(job, self._server, self._folder, started).baseline("full")
+        except CaptureError:  # without, it could be captured
+            return None
 
     def traced(self) -> Mapping[str, TracedOperators]:
         """Nothing: baselines are TorchTitan's own."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from autosac.planning.planner import Costs, Goal
 from autosac.planning.traced import as_traced
 from autosac.plans import Plan
+from autosac.quantities import format_ms
 from autosac.simulation import Simulation
 from autosac.solvers import TwoLevelSolution
 from autosac.trace import TracedOperators
@@ -25,6 +26,11 @@ def own_note(name: str, why: str) -> str:
         f"the plan is the job's own {name} checkpointing, done by TorchTitan: {why}"
         " (under such a plan the host records every operator)"
     )
+
+
+def early_note(saved_ms: float) -> str:
+    """What is told of a plan that is the job's own checkpointing, stopping early though the job does not."""
+    return f"its recomputation stops with the last result that is needed (early_stop), which saves {format_ms(saved_ms)}"
 
 
 class Verifier(Protocol):

@@ -23,7 +23,7 @@ from typing import Protocol
 from autosac.derivation import CaptureSource as Derivable
 from autosac.derivation import Derivation
 from autosac.errors import InfeasibleError, UsageError
-from autosac.planning.candidates import Candidate, is_faster
+from autosac.planning.candidates import Candidate, early_note, is_faster
 from autosac.planning.compiled_costs import as_executed
 from autosac.planning.compiled_policies import compiled_prices, groups_of
 from autosac.planning.compiled_search import CompiledMixes
@@ -86,6 +86,11 @@ class PlanningCaptures(Protocol):
 
     def failures(self) -> Mapping[str, str]:
         """Why the step cannot be run under a policy that is no baseline for that reason."""
+
+    def stopping_early(self) -> Simulation | None:
+        """The step under the job's own full checkpointing, whose recomputations end with the last result that is needed; None
+        where they do so anyway, or cannot.
+        """
 
     def traced(self) -> Mapping[str, TracedOperators]:
         """What is known, without a capture more, of what the compiler traces in units of a plan (`TraceInfo.traced`)."""
@@ -163,6 +168,14 @@ class Loop:
             return None
         return Candidate(plan=plan_of(self.base, goal, ()), simulation=none)
 
+    def stopping_early(self, own: Candidate) -> Candidate | None:
+        """The job's own checkpointing, stopping early; None where it does so anyway, or cannot."""
+        simulation = self.captures.stopping_early()
+        if simulation is None:
+            return None
+        plan = replace(own.plan, settings=replace(own.plan.settings, early_stop=True))
+        return replace(own, plan=plan, simulation=simulation)
+
     def stated(self, candidate: Candidate) -> Candidate:
         """With what the units of a compiled step save and take in its simulation, whatever was expected of their policies."""
         return replace(candidate, plan=as_executed(candidate.plan, candidate.simulation, self.baselines["none"]))
@@ -176,6 +189,10 @@ class Loop:
         hosted: tuple[str, ...] = ()
         if best.plan.settings.job_checkpointing:
             hosted = (_NOT_OFFLOADED,) if goal.offload else ()
+            early = self.stopping_early(best) if goal.confirm else None
+            if early is not None and early.fits(goal) and early.simulation.step_ms < best.simulation.step_ms:
+                hosted = (early_note(best.simulation.step_ms - early.simulation.step_ms), *hosted)
+                best = early
         elif self.offloading is not None:
             best, hosted = self.offloading.improved(goal, best)
         best = self.stated(best)

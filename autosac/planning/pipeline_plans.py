@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autosac.errors import InfeasibleError
-from autosac.planning.candidates import Candidate, is_faster, own_note
+from autosac.planning.candidates import Candidate, early_note, is_faster, own_note
 from autosac.planning.closed_loop import (
     FITS_WITHOUT,
     Goal,
@@ -278,7 +278,16 @@ class _Pipeline:
         plans = [s.loop.planner.own(_OWN, baseline) for s, baseline in zip(self._stages, simulations, strict=True)]
         pairs = zip(plans, simulations, strict=True)
         found = [Candidate(plan=plan, simulation=step, mirrors=_OWN) for plan, step in pairs if plan is not None]
-        return tuple(found) if len(found) == len(plans) else None
+        return self._early(found) if len(found) == len(plans) else None
+
+    def _early(self, own: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """The job's own checkpointing in all stages, stopping early where that makes their step shorter."""
+        if not self._goal.confirm:
+            return tuple(own)
+        stages = zip(self._stages, own, strict=True)
+        found = [early for stage, c in stages if (early := stage.loop.stopping_early(c)) is not None]
+        fits = len(found) == len(own) and all(early.fits(self._goal) for early in found)
+        return tuple(found) if fits and self._step_ms(found) < self._step_ms(own) else tuple(own)
 
     # ---- the plan ---------------------------------------------------------------------------------------------------
 
@@ -297,7 +306,9 @@ class _Pipeline:
         joined = join_plans(planned, baselines, self._steps)
         assert isinstance(joined, Planned)
         if why_own:
-            return replace(joined, notes=(*joined.notes, own_note(chosen[0].mirrors, why_own)))
+            saved_ms = self._step_of_all(_OWN) - joined.plan.predictions["autosac"].step_ms
+            early = (early_note(saved_ms),) if saved_ms > 0 else ()
+            return replace(joined, notes=(*joined.notes, own_note(chosen[0].mirrors, why_own), *early))
         fitting = {
             name: prediction
             for name, prediction in joined.plan.predictions.items()

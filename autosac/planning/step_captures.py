@@ -60,6 +60,10 @@ class StepCaptures(ABC):
         """Of a compiled step, why it cannot be checkpointed."""
         return self._failures
 
+    def stopping_early(self) -> Simulation | None:
+        """None: the step has no checkpointing of its own that might be the plan."""
+        return None
+
     def traced(self) -> Mapping[str, TracedOperators]:
         """That in the units of the plan that recomputes everything."""
         full = self.baselines().get("full")

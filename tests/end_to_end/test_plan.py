@@ -231,15 +231,17 @@ def test_where_the_loss_is_the_peak_its_option_is_named(autosac: Run, job_file: 
 
 
 def test_no_plan_loses_to_the_jobs_own_full_checkpointing(autosac: Run, job_file: str, tmp_path: Path) -> None:
-    """Where the host is the limit (512 tokens of the debug model), that is the plan. It is simulated as planned, shown, and
-    refused outside of TorchTitan; its peak is the smallest budget that works.
+    """Where the host is the limit (512 tokens of the debug model), that is the plan, stopping early. It is simulated as
+    planned, shown, and refused outside of TorchTitan; its peak is the smallest budget that works.
     """
     path, small = tmp_path / "plan.json", ("--", "--training.local_batch_size", "1", "--training.seq_len", "512")
     ran = autosac("plan", job_file, *GPU, "--budget", "172MiB", "-o", path, *small)
     assert ran.code == 0, ran.err
     plan = Plan.load(path)
     stated = plan.predictions["autosac"]
-    assert plan.units == () and plan.settings.job_checkpointing == "full" and stated == plan.predictions["full"]
+    assert plan.units == () and plan.settings.job_checkpointing == "full" and plan.settings.early_stop
+    assert "(early_stop), which saves" in " ".join(ran.out.split())
+    assert 0.9 * plan.predictions["full"].step_ms < stated.step_ms < plan.predictions["full"].step_ms
     assert stated.step_ms < 0.7 * plan.predictions["selective-op"].step_ms
     assert "the plan is the job's own full checkpointing" in " ".join(ran.out.split())
     assert "is faster by" not in ran.out

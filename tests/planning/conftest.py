@@ -223,6 +223,10 @@ class Job:
         """None."""
         return {}
 
+    def stopping_early(self) -> Simulation | None:
+        """There is no other step."""
+        return None
+
     def begin(self, plan: Plan, *, ahead: bool = False) -> None:
         """Nothing goes on beside the planning."""
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from autosac.errors import InfeasibleError
-from autosac.planning.closed_loop import Goal, Planned, faster
+from autosac.planning.candidates import early_note
+from autosac.planning.closed_loop import Goal, Planned, faster, make_plans
 from autosac.planning.pipeline_plans import make_pipeline_plans
 from autosac.planning.planner import Planner
 from autosac.simulation import Simulation
@@ -125,6 +126,33 @@ def test_a_pipeline_does_it_in_all_stages_or_none(
     assert any(note.startswith("the plan is the job's own full checkpointing") for note in planned.notes) == is_own
     assert any("stage 0: TorchTitan's own full checkpointing" in note for note in planned.notes) == is_own
     assert not any("is faster by" in note for note in planned.notes)
+
+
+@pytest.mark.parametrize(("early", "stops"), [(0.9, True), (1.1, False), (None, False)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_it_stops_early_where_that_is_shorter(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, early: float | None, stops: bool, stages: int
+) -> None:
+    """The plan says so, and what it saves; of a pipeline in all stages. Not if it takes longer, or where it cannot."""
+    jobs = [make_job(LAYERS, rank=rank) for rank in range(stages)]
+    for job in jobs:
+        observed = job.observed()
+        info = replace(observed.trace.info, early_stop=False)
+        observed = replace(observed, trace=replace(observed.trace, info=info), other_prices=observed.pricing)
+        baselines = {"none": observed, "full": full(job, 0.5)}
+        monkeypatch.setattr(job, "observed", lambda observed=observed: observed)
+        monkeypatch.setattr(job, "baselines", lambda baselines=baselines: baselines)
+        stopping = None if early is None else full(job, 0.5 * early)
+        monkeypatch.setattr(job, "stopping_early", lambda stopping=stopping: stopping)
+    budget = int(4.1 * MIB)
+    goal = Goal(budget_bytes=budget, budget_kind="active", utilisation=0.985)
+    (planned,) = make_pipeline_plans(jobs, goal, (budget,)) if stages > 1 else make_plans(jobs[0], goal, (budget,))
+    assert isinstance(planned, Planned)
+    settings, stated = planned.plan.settings, planned.plan.predictions
+    assert settings.job_checkpointing == "full" and settings.early_stop == stops
+    saved_ms = stated["full"].step_ms - stated["autosac"].step_ms
+    assert (saved_ms > 0) == stops
+    assert [n for n in planned.notes if "(early_stop)" in n] == [early_note(saved_ms)] * stops
 
 
 def test_a_pipeline_that_no_other_plan_fits(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
