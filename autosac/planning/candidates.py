@@ -30,7 +30,9 @@ def own_note(name: str, why: str) -> str:
 
 def early_note(saved_ms: float) -> str:
     """What is told of a plan that is the job's own checkpointing, stopping early though the job does not."""
-    return f"its recomputation stops with the last result that is needed (early_stop), which saves {format_ms(saved_ms)}"
+    return (
+        f"its recomputation stops with the last result that is needed (early_stop), which saves {format_ms(saved_ms)}"
+    )
 
 
 class Verifier(Protocol):
