@@ -46,7 +46,7 @@ _DRAWS = 8
 _DEFAULT_BUDGET = "85%"
 _LEVERS_HINT = "- --levers quick simulates other settings of the job that may make this step faster"
 # New objects before Python looks for garbage among them; among older ones it hardly ever looks.
-_COLLECTIONS = (1_000_000, 1_000, 1_000)
+_COLLECTIONS = (10_000_000, 1_000, 1_000)
 
 
 @with_room
