@@ -160,18 +160,18 @@ def plan(arguments: argparse.Namespace) -> None:
         if arguments.levers == "off":
             print(json.dumps(documents if several else document, indent=1))
     else:
-        _print_plans(results, several, batch)
+        _print_plans(results, several, batch, may_hint=arguments.levers == "off" and not draws)
     if arguments.levers != "off":
         _print_levers(found[0], pulled, arguments)
     if not arguments.json:
-        if arguments.levers == "off" and not (several or batch or draws) and found[0].plan.units:
-            reports.console().print(_LEVERS_HINT)
         for path in written:
             reports.console().print(f"plan written to {path}", soft_wrap=True)
 
 
-def _print_plans(results: Sequence[Planned | InfeasibleError], several: bool, batch: BatchPlan | None) -> None:
-    """The report of several plans, or of one with what else was tried."""
+def _print_plans(
+    results: Sequence[Planned | InfeasibleError], several: bool, batch: BatchPlan | None, *, may_hint: bool
+) -> None:
+    """The report of several plans, or of one with what else was tried; `may_hint`: levers may be tried, and were not."""
     out = reports.console()
     found = [result for result in results if isinstance(result, Planned)]
     if several:
@@ -183,6 +183,8 @@ def _print_plans(results: Sequence[Planned | InfeasibleError], several: bool, ba
         if batch:
             out.print(reports.batch_table(batch))
         out.print(reports.plan_summary(found[0].plan, found[0].notes))
+        if may_hint and not batch and found[0].plan.units:
+            out.print(_LEVERS_HINT)
 
 
 def _print_levers(own: Planned | None, pulled: Sequence[Pulled], arguments: argparse.Namespace) -> None:
