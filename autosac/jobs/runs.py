@@ -114,9 +114,10 @@ def replan(record: RunRecord, plan: Plan, profile: Path, *, budget: str, **setti
     )
     new_ms = found.predictions["autosac"].step_ms
     said = f"{new_ms:.1f} ms a step instead of {present_ms:.1f}"
-    if found.settings.job_checkpointing != plan.settings.job_checkpointing:
+    own = found.settings.job_checkpointing
+    if own != plan.settings.job_checkpointing or (own and found.settings.early_stop != plan.settings.early_stop):
         return Replanned(
-            None, f"a new plan ({said}) changes whether TorchTitan checkpoints by itself, which needs a restart"
+            None, f"a new plan ({said}) changes how TorchTitan checkpoints by itself, which needs a restart"
         )
     if (found.units, found.settings) == (plan.units, plan.settings):
         return Replanned(None, "the new plan is the same")

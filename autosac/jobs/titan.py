@@ -198,6 +198,7 @@ class TitanCaptures:
         self._simulations: dict[str, Simulation] = {}
         self._failures: dict[str, str] = {}
         self._uncheckpointed: _Uncheckpointed | None = None
+        self._early: TitanCaptures | None = None  # of the job whose own recomputations stop early
         # Of `_under_plans`, the one whose step nobody has asked for yet.
         self._ahead: tuple[tuple[Unit, ...], Settings] | None = None
 
@@ -320,10 +321,12 @@ class TitanCaptures:
         """See `autosac.planning.closed_loop.PlanningCaptures`. TorchTitan 0.3 has no such setting."""
         if self.observed().trace.info.early_stop or has_python_jobs():
             return None
-        job = replace(self.job, overrides=(*self.job.overrides, _STOPPING_EARLY))
-        started = {"none": self._started["none"]}
+        if self._early is None:
+            job = replace(self.job, overrides=(*self.job.overrides, _STOPPING_EARLY))
+            started = {"none": self._started["none"]}
+            self._early = TitanCaptures(job, self._server, self._folder, started)
         try:
-            return TitanCaptures(job, self._server, self._folder, started).baseline("full")
+            return self._early.baseline("full")
         except CaptureError:  # without, it could be captured
             return None
 

@@ -17,8 +17,8 @@ from autosac.cli.parser import build_parser
 def test_only_commands_that_run_no_model_collect_rarely(
     monkeypatch: pytest.MonkeyPatch, command: str, words: list[str], factor: int
 ) -> None:
-    """Of Python's default of 500 new objects a command that simulates makes 10,000,000; one that times operators leaves it, and
-    so does every command when it has ended.
+    """A command that simulates makes 10,000,000 of Python's default of 500 new objects; one that times operators leaves it,
+    and so does every command when it has ended.
     """
     found: list[int] = []
 

@@ -321,14 +321,16 @@ def test_a_capture_of_more_ranks_keeps_them() -> None:
     assert simulate_capture(record, GPU, trace, None).target.cluster.nodes >= 1
 
 
-@pytest.mark.parametrize(("before", "after"), [("", "full"), ("full", "")])
+@pytest.mark.parametrize(
+    ("before", "after"), [(("", True), ("full", True)), (("full", True), ("", True)), (("full", False), ("full", True))]
+)
 def test_a_running_job_keeps_whoever_checkpoints_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str, after: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: tuple[str, bool], after: tuple[str, bool]
 ) -> None:
-    """A new plan that is TorchTitan's own checkpointing, or no longer, is not changed to, however fast it is."""
+    """A new plan that is TorchTitan's own checkpointing, or no longer, or stops early, is not changed to, however fast."""
 
-    def plan_of(own: str, step_ms: float) -> Plan:
-        settings = Settings(job_checkpointing=own)  # type: ignore[arg-type]
+    def plan_of(own: tuple[str, bool], step_ms: float) -> Plan:
+        settings = Settings(job_checkpointing=own[0], early_stop=own[1])  # type: ignore[arg-type]
         return Plan(made_for=MADE_FOR, units=(), settings=settings, predictions={"autosac": prediction(step_ms, 1)})
 
     record = RunRecord(device="cuda", job="job.toml", gpu=GPU, steps_ms=(10.0,))
@@ -339,4 +341,4 @@ def test_a_running_job_keeps_whoever_checkpoints_it(
     profile = tmp_path / "profile.toml"
     profile.write_text(f'base = "{GPU}"\n')
     found = replan(record, plan_of(before, 10.0), profile, budget="1GiB")
-    assert found.plan is None and "changes whether TorchTitan checkpoints by itself" in found.why
+    assert found.plan is None and "changes how TorchTitan checkpoints by itself" in found.why
