@@ -189,7 +189,7 @@ class Loop:
         hosted: tuple[str, ...] = ()
         if best.plan.settings.job_checkpointing:
             hosted = (_NOT_OFFLOADED,) if goal.offload else ()
-            early = self.stopping_early(best) if goal.confirm else None
+            early = self.stopping_early(best)
             if early is not None and early.fits(goal) and early.simulation.step_ms < best.simulation.step_ms:
                 hosted = (early_note(best.simulation.step_ms - early.simulation.step_ms), *hosted)
                 best = early

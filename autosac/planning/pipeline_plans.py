@@ -282,8 +282,6 @@ class _Pipeline:
 
     def _early(self, own: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """The job's own checkpointing in all stages, stopping early where that makes their step shorter."""
-        if not self._goal.confirm:
-            return tuple(own)
         stages = zip(self._stages, own, strict=True)
         found = [early for stage, c in stages if (early := stage.loop.stopping_early(c)) is not None]
         fits = len(found) == len(own) and all(early.fits(self._goal) for early in found)
