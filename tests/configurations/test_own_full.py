@@ -29,7 +29,7 @@ def found(job: Path, **space: Any) -> SearchResult:
 
 
 def test_the_plan_may_be_the_jobs_own_full_checkpointing(job: Path) -> None:
-    """As that of `autosac plan` may: without "full" in the space, the best is that with it, whose recomputation stops early."""
+    """As that of `autosac plan` may: without "full" in the space, the best is that with it that stops early."""
     full, planned = (found(job, checkpointing=(name,)).best for name in ("full", "autosac"))
     assert full is not None and planned is not None and planned.measured.checkpointing == "autosac"
     assert 0.9 * full.score < planned.score < full.score and planned.layout == full.layout
