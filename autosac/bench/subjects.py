@@ -25,6 +25,7 @@ from autosac.errors import InfeasibleError
 from autosac.files.temporary import temporary_folder
 from autosac.induction import capturing
 from autosac.jobs.tasks import TitanJob, captures_of, plans_of
+from autosac.jobs.titan import STOPPING_EARLY
 from autosac.jobs.untrainable import simulation_of_trainable
 from autosac.jobs.waiting import fullest
 from autosac.planning.closed_loop import Goal, Planned, make_plan
@@ -195,7 +196,7 @@ class TitanSubject:
                 self._simulations[key] = fullest([stage.baseline(policy.name) for stage in self._stages])
             return self._simulations[key]
         if policy.memory_budget is None:
-            early = ("--activation_checkpoint.early_stop",) if policy.stops_early else ()
+            early = (STOPPING_EARLY,) if policy.stops_early else ()
             return self._together(policy.mode, *early)
         mode = ("--activation_checkpoint.mode", "memory_budget")
         budget = ("--activation_checkpoint.memory_budget", str(policy.memory_budget))

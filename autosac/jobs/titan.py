@@ -32,7 +32,7 @@ _CHECKPOINTED = ("full", "selective-op")
 # The observed step, "none", is of a model that is not compiled.
 _NONE_COMPILED = "none, compiled"
 # TorchTitan's argument for recomputations that end with the last result that is needed.
-_STOPPING_EARLY = "--activation_checkpoint.early_stop"
+STOPPING_EARLY = "--activation_checkpoint.early_stop"
 _plan_numbers = itertools.count(1)  # of this process
 Progress = Callable[[str], None]
 StageInputs = tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]
@@ -112,15 +112,15 @@ class TitanJob:
         self, checkpointing: str = "job", *, observe: bool = False, plan_file: str | None = None
     ) -> TitanRequest:
         """The capture request for one way of checkpointing. A plan may be one of the job's own."""
-        overrides = self.overrides
+        job = self
         if plan_file is not None:
             settings = Plan.load(plan_file).settings
             checkpointing = settings.job_checkpointing or "plan"
             if settings.job_checkpointing and settings.early_stop and not has_python_jobs():
-                overrides = (*overrides, _STOPPING_EARLY)
+                job = self.stopping_early()
         return TitanRequest(
             config_file=self.config_file,
-            overrides=overrides,
+            overrides=job.overrides,
             world_size=self.world_size,
             rank=self.rank,
             gpu=self.target.gpu,
@@ -133,6 +133,10 @@ class TitanJob:
             loss_chunks=self.loss_chunks,
             optimizer_slice_bytes=self.optimizer_slice_bytes,
         )
+
+    def stopping_early(self) -> TitanJob:
+        """The job of TorchTitan 0.2 whose own recomputations end with the last result that is needed."""
+        return replace(self, overrides=(*self.overrides, STOPPING_EARLY))
 
     def draw(self, number: int) -> TitanJob:
         """The job with another draw of its expert load imbalance."""
@@ -322,9 +326,8 @@ class TitanCaptures:
         if self.observed().trace.info.early_stop or has_python_jobs():
             return None
         if self._early is None:
-            job = replace(self.job, overrides=(*self.job.overrides, _STOPPING_EARLY))
             started = {"none": self._started["none"]}
-            self._early = TitanCaptures(job, self._server, self._folder, started)
+            self._early = TitanCaptures(self.job.stopping_early(), self._server, self._folder, started)
         try:
             return self._early.baseline("full")
         except CaptureError:  # without, it could be captured

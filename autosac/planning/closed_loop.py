@@ -186,17 +186,22 @@ class Loop:
         if best is not None:
             return best, (FITS_WITHOUT,)
         best = find_verified(self.search, self.derivation, goal, self.baselines, self.progress, meanwhile)
-        hosted: tuple[str, ...] = ()
+        said: tuple[str, ...] = ()
         if best.plan.settings.job_checkpointing:
-            hosted = (_NOT_OFFLOADED,) if goal.offload else ()
-            early = self.stopping_early(best)
-            if early is not None and early.fits(goal) and early.simulation.step_ms < best.simulation.step_ms:
-                hosted = (early_note(best.simulation.step_ms - early.simulation.step_ms), *hosted)
-                best = early
+            best, said = self._own(goal, best)
         elif self.offloading is not None:
-            best, hosted = self.offloading.improved(goal, best)
+            best, said = self.offloading.improved(goal, best)
         best = self.stated(best)
-        return best, (*self.search.notes(goal, best), *hosted, *self.derivation.notes())
+        return best, (*self.search.notes(goal, best), *said, *self.derivation.notes())
+
+    def _own(self, goal: Goal, own: Candidate) -> tuple[Candidate, tuple[str, ...]]:
+        """The job's own checkpointing, stopping early if that is shorter, and what is worth telling of it."""
+        said = (_NOT_OFFLOADED,) if goal.offload else ()
+        early = self.stopping_early(own)
+        if early is None or not early.fits(goal):
+            return own, said
+        saved_ms = own.simulation.step_ms - early.simulation.step_ms
+        return (early, (early_note(saved_ms), *said)) if saved_ms > 0 else (own, said)
 
 
 def make_plans(

@@ -258,7 +258,8 @@ class _Pipeline:
         own = self._own() if is_faster(own_ms, step_ms) else None
         if own is None:
             return self._joined(chosen)
-        return self._joined(own, f"the fastest plan for single modules takes {format_ms(step_ms - own_ms)} longer")
+        longer_ms = step_ms - self._step_ms(own)
+        return self._joined(own, f"the fastest plan for single modules takes {format_ms(longer_ms)} longer")
 
     def _own_ms(self) -> float:
         """The step under the job's own checkpointing, if that fits in all stages; else infinite."""
