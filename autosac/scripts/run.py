@@ -47,7 +47,7 @@ from autosac.scripts.models import ModelShares
 from autosac.scripts.ranks import ranks_of
 from autosac.scripts.request import TRACE, ScriptOutcome, ScriptRequest
 from autosac.scripts.shelf import SharedShelf
-from autosac.scripts.timing import CountedTimes, StepTimes
+from autosac.scripts.timing import CountedTimes, SkippedWaits, StepTimes
 from autosac.simulation import Simulation, Target, simulation_of
 from autosac.trace import HostWait, Op, Parallelism, Signature, Trace, TraceInfo
 
@@ -77,6 +77,7 @@ class ScriptRun:
         self._kinds: dict[Signature, int] = {}
         self._compared = 0, 0  # the step and its events when it was last compared with the reported one
         self._last_wait: Mark | None = None
+        self._skipped: SkippedWaits | None = None
         self._searched = 0, 0  # a step, and its events among which waits have been looked for
         self._places = 0  # of memory, after the step before
         self._devices = 0  # known to be the process's own
@@ -321,7 +322,8 @@ class ScriptRun:
 
     def _skip_from(self, number: int) -> None:
         self._steps.forward.begin(len(self._session.recorder.log.events))
-        simulated.set_log(None)
+        self._skipped = SkippedWaits(self._times.mark)
+        simulated.set_log(self._skipped)
         self._note(
             f"steps after step {number} are not computed: each takes as long as that one, also where the script evaluates"
         )
@@ -386,10 +388,11 @@ class ScriptRun:
     def _waited(self) -> Mark | None:
         """Where in the step under way the host last waited for all that it had issued, to a stream or to all."""
         step, events = self._present()
-        if self._steps.forward.active or step != self._searched[0]:
+        if self._skipped is not None:
+            last = self._skipped.last
+            return last if last is not None and last.step == step else None
+        if step != self._searched[0]:
             self._last_wait, self._searched = None, (step, 0)
-        if not step or self._steps.forward.active:
-            return None
         for place in range(self._searched[1], events):
             event = self._session.recorder.log.events[place]
             if type(event) is HostWait and event.event < 0:

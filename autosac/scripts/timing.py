@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from autosac.capture.device.device import Silence
 from autosac.scripts.beginning import Beginning
 from autosac.scripts.executed import Mark, Times, alone, steady
 from autosac.simulation import Simulation
@@ -91,11 +92,7 @@ class StepTimes:
     def _waited_ms(self) -> float:
         """When the device had done what the host last waited for. The kept step may not have waited there."""
         mark = self._waited()
-        if mark is None:
-            return 0.0
-        before = mark.step - 1
-        done_ms = self._device_ms(Mark(before, sys.maxsize, mark.stream)) if before in self._begin_ms else 0.0
-        return max(done_ms, self._device_ms(mark))
+        return 0.0 if mark is None else self._device_ms(mark)
 
     def mark(self, stream: int) -> Mark:
         """The present place on a stream."""
@@ -108,7 +105,12 @@ class StepTimes:
     def _device_ms(self, mark: Mark) -> float:
         if not mark.step:
             return self._beginning.device_ms(mark)
-        return self._begin_ms[mark.step] + self._of(mark.step).device_at(mark)
+        at_ms = self._begin_ms[mark.step] + self._of(mark.step).device_at(mark)
+        before = mark.step - 1
+        if before not in self._begin_ms or (before not in self._steps and self._steady is None):
+            return at_ms
+        last = self._of(before)  # a stream has to do with that first; the host is ahead of it
+        return max(at_ms, self._begin_ms[before] + last.device_at(Mark(before, sys.maxsize, mark.stream)))
 
     def _of(self, step: int) -> Times:
         present, events = self._present()
@@ -123,6 +125,19 @@ class StepTimes:
         times = alone(self._simulated(_all))
         self._steps[step] = events, times
         return times
+
+
+class SkippedWaits(Silence):
+    """A `DeviceLog` of steps that are not computed: where the host last waited for a stream, or for all."""
+
+    def __init__(self, mark: Callable[[int], Mark]) -> None:
+        """`mark`: the present place on a stream."""
+        self._mark = mark
+        self.last: Mark | None = None
+
+    def host_wait(self, stream: int, event: int, reason: str) -> None:
+        if event < 0:
+            self.last = self._mark(stream)
 
 
 class CountedTimes:

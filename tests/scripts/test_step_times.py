@@ -18,7 +18,7 @@ from autosac.estimator import Pricing
 from autosac.scripts.beginning import Beginning
 from autosac.scripts.differences import StepDifferences, StepSize
 from autosac.scripts.executed import Mark
-from autosac.scripts.timing import CountedTimes, StepTimes
+from autosac.scripts.timing import CountedTimes, SkippedWaits, StepTimes
 from autosac.simulation import Simulation, Target
 from autosac.trace import EventRecord, EventWait, HostWait, Trace, WorkWait
 from traces import TraceBuilder
@@ -201,6 +201,30 @@ def test_a_wait_that_the_kept_step_has_elsewhere() -> None:
     assert 12e-3 < script.at(2, 0).elapsed_s() < 12.1e-3
     script.waited = Mark(2, 1, 0)  # its first operator as well
     assert 17e-3 < script.at(2, 1).elapsed_s() < 17.2e-3
+
+
+def test_a_stream_first_has_to_do_with_the_step_before() -> None:
+    """A place before anything was issued in a step, which begins before the device has done: another stream has nothing to do."""
+    script = Script((5.0, 7.0))
+    kept = script.simulation(2)
+    times = script.at(1, 2)
+    times.end(1)
+    first = times.mark(0)
+    times.keep(kept, kept.step_ms)
+    script.at(2, 0)
+    assert times.elapsed_ms(first, times.mark(0)) == times.elapsed_ms(first, times.mark(-1)) == 0.0
+    assert times.elapsed_ms(first, times.mark(1)) == pytest.approx(-12.0, abs=0.1)
+
+
+def test_waits_of_steps_that_are_not_computed() -> None:
+    """For a stream, and for all; events are none."""
+    waits = SkippedWaits(lambda stream: Mark(3, 2, stream))
+    waits.host_wait(-1, 5, "event")
+    assert waits.last is None
+    waits.host_wait(4, -1, "stream")
+    assert waits.last == Mark(3, 2, 4)
+    waits.host_wait(-1, -1, "device")
+    assert waits.last == Mark(3, 2, -1)
 
 
 def test_a_step_that_does_something_else_is_priced_once() -> None:

@@ -78,7 +78,9 @@ class _Stopped:
         return 0.0
 
 
-class _Silence:
+class Silence:
+    """A `DeviceLog` that writes nothing down."""
+
     def event_record(self, event: int, stream: int) -> None:
         pass
 
@@ -102,7 +104,7 @@ class _State(threading.local):
     stream: Stream | None = None
 
 
-log: DeviceLog = _Silence()
+log: DeviceLog = Silence()
 clock: DeviceClock = _Stopped()
 _state = _State()
 
@@ -151,7 +153,7 @@ pools = [StreamPool()]  # of this process
 def set_log(new: DeviceLog | None) -> None:
     """Send the device's log to `new` from now on; None stops it."""
     global log
-    log = new or _Silence()
+    log = new or Silence()
 
 
 def set_clock(new: DeviceClock) -> None:
