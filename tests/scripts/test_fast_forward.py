@@ -109,7 +109,7 @@ for step in range(6):
 
 
 def test_a_step_that_seems_to_begin_before_the_update_is_done(run: Any) -> None:
-    """A tensor is made after the update, while the device works on: the update is a part of what the script times all the same."""
+    """A tensor is made after the update, while the device works on: the update is part of what the script times."""
     ended = run(AFTER_THE_UPDATE, "--fast-forward")
     assert ended.returncode == 0, ended.stderr
     printed = [tuple(map(float, found)) for found in re.findall(r"step \d+: ([\d.]+) ms, ([\d.]+) ms", ended.stdout)]

@@ -204,7 +204,7 @@ def test_a_wait_that_the_kept_step_has_elsewhere() -> None:
 
 
 def test_a_stream_first_has_to_do_with_the_step_before() -> None:
-    """A place before anything was issued in a step, which begins before the device has done: another stream has nothing to do."""
+    """A place before anything was issued in a step, which begins before the device has done: others have nothing to do."""
     script = Script((5.0, 7.0))
     kept = script.simulation(2)
     times = script.at(1, 2)
