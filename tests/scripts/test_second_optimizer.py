@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 SCRIPT = """
@@ -33,8 +35,8 @@ import torch
 from torch import nn
 
 writer, critic = nn.Linear(64, 64).cuda(), nn.Linear(64, 1).cuda()
-of_writer, of_critic = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (writer, critic))
-for step in range(3):
+of_writer, of_critic = (torch.optim.Adam(model.parameters()) for model in (writer, critic))
+for step in range(4):
     of_writer.zero_grad()
     critic(writer(torch.randn(8, 64).cuda())).sum().backward()
     of_writer.step()
@@ -42,6 +44,7 @@ for step in range(3):
         of_critic.zero_grad()
         critic(torch.randn(8, 64).cuda()).sum().backward()
         of_critic.step()
+print(torch.cuda.max_memory_allocated(), file=open("peak", "w"))
 """
 TAKEN_OVER = "another optimizer trains from step 3 on: a step of that is reported"
 
@@ -82,8 +85,13 @@ def test_a_plan_is_made_for_the_second_optimizers_step(run: Any) -> None:
     assert "no plan meets 100.0 MiB reserved" in ended.stderr
 
 
-def test_optimizers_that_alternate_go_on_to(run: Any) -> None:
-    """Each of the generator's steps is followed by five of the critic's, of which none begins a step."""
-    ended = run(ADVERSARIES, "--steps", "0", "--quiet")
+def test_optimizers_that_alternate_go_on_to(run: Any, tmp_path: Path) -> None:
+    """Each of the generator's steps is followed by five of the critic's, of which none begins a step. The critic makes its
+    gradients and its states for the first time in the second step (the first ended with the generator's): the third one's
+    peak, which the script is told, is reported.
+    """
+    ended = run(ADVERSARIES, "--steps", "0", "--quiet", "--json")
     assert ended.returncode == 0, ended.stderr
-    assert "step 2 of the 3 that the script ran" in ended.stdout and "another optimizer" not in ended.stdout
+    report = json.loads(ended.stdout)
+    assert report["peak_active_bytes"] == int((tmp_path / "peak").read_text())
+    assert report["script"] == {"steps": 4, "kept": 3, "notes": [], "ran": [0]}

@@ -12,8 +12,9 @@ next. More exactly, after that call a step ends, and the next one begins, with
   script calls functions, or methods of modules (`detach` and ``parameter.data`` compute nothing);
 
 so that reading the loss, clearing gradients and averaging weights belong to the step before. Evaluation is a part of the step
-in which it happens. If the step that would be kept evaluates, the next one is kept: most scripts evaluate seldom. The first
-step begins with the first such forward of a module that has parameters to train; without any, after the first call of
+in which it happens. If the step that would be kept evaluates, the next one is kept: most scripts evaluate seldom. So it is if
+an optimizer makes its states in it: that of a GAN's generator, whose first step comes after the critic's. The first step
+begins with the first such forward of a module that has parameters to train; without any, after the first call of
 `Optimizer.step`. A script without a torch.optim optimizer steps where it first writes into a parameter after a backward.
 
 A call of `Optimizer.step` without a backward since the last one does not end another step: DeepSpeed's ZeRO-3 updates one part
@@ -100,6 +101,8 @@ class ScriptSteps:
         self._has_changed = False  # a parameter, since the last backward
         self._unlike = 0  # the last step that is known not to be like those that follow
         self._has_evaluated = self._may_evaluate = False  # this step; the one that is kept, for the one before did, too
+        self._has_new = self._may_have_new = False  # optimizers that have not stepped before: likewise
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: weakref.ref[torch.optim.Optimizer] | None = None
@@ -205,6 +208,8 @@ class ScriptSteps:
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         self._updating = max(0, self._updating - 1)
+        self._has_new |= optimizer not in self._known
+        self._known.add(optimizer)
         if self._updates is not None:
             self._updates += self._is_first(optimizer)
         elif self._marker is None and (self._is_first(optimizer) or self._takes_over(optimizer)):
@@ -257,7 +262,7 @@ class ScriptSteps:
     def _begin(self) -> None:
         if self._is_over:
             self._end()
-        self._is_forward = self._has_evaluated = False
+        self._is_forward = self._has_evaluated = self._has_new = False
         self._listener.step_begun(self.number + 1)
         self.number += 1
         self.forward.step_begun()
@@ -271,10 +276,18 @@ class ScriptSteps:
         if not self.forward.active:
             self.recorder.end_recording()
         self.complete = self.number
-        if self._has_evaluated and self.number == self.kept and not self._may_evaluate:
+        if self.number == self.kept:
+            self._look_at_kept()
+        self._listener.step_ended(self.number)
+
+    def _look_at_kept(self) -> None:
+        """The step that would be kept has ended. What it does may come but once, or in each step."""
+        if self._has_evaluated and not self._may_evaluate:
             self._may_evaluate = True
             self.pass_over(self.number)
-        self._listener.step_ended(self.number)
+        if self._has_new and not self._may_have_new:
+            self._may_have_new = True
+            self.pass_over(self.number)
 
     # ---- CUDA graphs ------------------------------------------------------------------------------------------------
 
