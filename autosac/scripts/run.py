@@ -418,7 +418,7 @@ class ScriptRun:
         shapes = modules.shapes_by_name(parts) if parts else {}
         return TraceInfo(
             job_fingerprint=hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest(),
-            model=type(modules.unwrapped(parts[0])).__name__ if parts else "",
+            model=modules.class_name(parts[0]) if parts else "",
             gpu=self._target.gpu.name,
             torch_version=torch.__version__,
             world_size=request.world_size,
@@ -452,7 +452,7 @@ class ScriptRun:
         if not outside:
             return ()
         share = f"{outside / sum(p.numel() for p in trained):.0%} of what is trained"
-        return (f"plans are for {type(model).__name__}; modules outside of it, with {share}, stay as they are",)
+        return (f"plans are for {modules.class_name(model)}; modules outside of it, with {share}, stay as they are",)
 
 
 def _trains_on_host(optimizers: Iterable[torch.optim.Optimizer]) -> bool:

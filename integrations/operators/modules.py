@@ -40,6 +40,18 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
+def class_name(module: nn.Module) -> str:
+    """The class that its author gave to the module inside all wrappers; `fully_shard` makes one of its own of it."""
+    inner: Any = unwrapped(module)
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # half a second to import
+    if fsdp is None:
+        return type(inner).__name__
+    if isinstance(inner, fsdp.FullyShardedDataParallel):
+        inner = unwrapped(inner.module)
+    kind = type(inner)
+    return (kind.__bases__[-1] if fsdp.FSDPModule in kind.__bases__ else kind).__name__
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` made this module of another."""
     return "_orig_mod" in module._modules

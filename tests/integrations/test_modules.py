@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from autosac.integrations import apply
 from autosac.integrations.operators.modules import (
+    class_name,
     clean_name,
     find_module,
     has_compiled,
@@ -77,6 +82,23 @@ def test_fabric_is_a_wrapper() -> None:
     assert unwrapped(wrapped) is inner
     assert find_module(wrapped, "0") is inner[0]  # type: ignore[index]
     assert parameters_of(wrapped) == parameters_of(inner)
+
+
+def test_a_class_has_its_authors_name() -> None:
+    """Whatever is around the module; `fully_shard` and the first FSDP give it another class."""
+
+    class Body(nn.Linear):
+        pass
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        sharded = fully_shard(Body(2, 2), mesh=init_device_mesh("cpu", (2,)))
+        first = FullyShardedDataParallel(checkpoint_wrapper(Body(2, 2)), device_id=torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+    assert type(sharded).__name__ == "FSDPBody"
+    names = [class_name(each) for each in (Body(2, 2), checkpoint_wrapper(Body(2, 2)), sharded, first)]
+    assert names == ["Body"] * 4
 
 
 def test_modules_are_found_by_clean_names() -> None:

@@ -210,7 +210,7 @@ def _info(model: Any, request: EagerRequest) -> TraceInfo:
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()
     return TraceInfo(
         job_fingerprint=digest,
-        model=type(model).__name__ if model is not None else "",
+        model=modules.class_name(model) if model is not None else "",
         gpu=request.gpu.name if request.target == "gpu" else "cpu",
         torch_version=torch.__version__,
         parameter_shapes=shapes,
