@@ -130,6 +130,24 @@ def test_later_tensors_hide_earlier_ones(builder: Any) -> None:
     assert [(r.nbytes // MIB, r.op) for r in part.remnants] == [(30, "aten.second.default"), (20, "aten.first.default")]
 
 
+def test_memory_that_is_used_at_another_moment_is_not_idle(builder: Any) -> None:
+    """One stream's 100 MiB are free when another needs 30 (or 2): 130 MiB are reserved, and 100 are active at most."""
+    notes = {}
+    for mib in (30, 2):
+        b = builder()
+        b.free(b.alloc(100 * MIB))
+        b.stream = 2
+        b.free(b.alloc(mib * MIB))
+        notes[mib] = idle_notes(idle_of(b.build()))
+    assert notes[30] == [
+        "30.0 MiB more is reserved than is ever active: when the last of it was reserved, free memory could not be used, "
+        "100.0 MiB cached for another stream"
+    ]
+    assert len(notes[2]) == 1 and notes[2][0].startswith(
+        "20.0 MiB more"
+    )  # a segment for requests of up to 10 MiB has 20
+
+
 def test_nothing_idle_is_not_worth_a_line(builder: Any) -> None:
     """Where everything that is reserved is used there are no parts, and no note."""
     b = builder()
