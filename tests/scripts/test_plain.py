@@ -143,3 +143,37 @@ for step in range(3):
 def shape_of(region: Region) -> tuple[Any, ...]:
     """Where it is and what it calls."""
     return region.module, region.first, region.last, [call.op for call in region.calls]
+
+
+MODULE = """
+import sys
+import torch
+from .networks import network
+
+def main():
+    model = network().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(int(sys.argv[1])):
+        model(torch.ones(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+    print(__name__, __package__, sys.argv[1:], "of", sys.argv[0].rsplit("/", 1)[-1])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_module_of_a_package_runs_as_with_python_m(
+    autosac: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its imports may be relative, the folder is the present one, and its arguments are its own."""
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "training"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "networks.py").write_text("from torch import nn\ndef network(): return nn.Linear(8, 8)\n")
+    (package / "train.py").write_text(MODULE)
+    ended = autosac("run", "-m", "training.train", "--gpu", "h100-sxm-80gb", "--", "3", "--gpu", "none")
+    assert ended.returncode == 0, ended.stderr
+    assert "__main__ training ['3', '--gpu', 'none'] of train.py" in ended.stdout
+    assert "step 2 of the 3 that the script ran" in ended.stdout
