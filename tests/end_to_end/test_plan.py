@@ -242,7 +242,7 @@ def test_no_plan_loses_to_the_jobs_own_full_checkpointing(autosac: Run, job_file
     stated = plan.predictions["autosac"]
     assert plan.units == () and plan.settings.job_checkpointing == "full" and plan.settings.early_stop
     assert "(early_stop), which saves" in " ".join(ran.out.split())
-    assert stated.step_ms < plan.predictions["full"].step_ms
+    assert 0.9 * plan.predictions["full"].step_ms < stated.step_ms < plan.predictions["full"].step_ms
     assert stated.step_ms < 0.7 * plan.predictions["selective-op"].step_ms
     assert "the plan is the job's own full checkpointing" in " ".join(ran.out.split())
     assert "is faster by" not in ran.out

@@ -143,9 +143,8 @@ def test_memory_that_is_used_at_another_moment_is_not_idle(builder: Any) -> None
         "30.0 MiB more is reserved than is ever active: when the last of it was reserved, free memory could not be used, "
         "100.0 MiB cached for another stream"
     ]
-    assert len(notes[2]) == 1 and notes[2][0].startswith(
-        "20.0 MiB more"
-    )  # a segment for requests of up to 10 MiB has 20
+    (note,) = notes[2]
+    assert note.startswith("20.0 MiB more")  # a segment for requests of up to 10 MiB has 20
 
 
 def test_nothing_idle_is_not_worth_a_line(builder: Any) -> None:

@@ -51,6 +51,7 @@ from autosac.capture.record.recorder import Recorder
 _DDP_STEPS = 3  # DDP sorts its buckets anew in the second step
 _ALLOCATIONS = (torch.ops.aten.empty_strided.default, torch.ops.aten.empty.memory_format)  # of compiled code, mostly
 _MOST_ASIDE = 32  # a script that goes on like that trains on another stream
+_EVALUATES, _MAKES_STATES = "evaluates", "makes states"  # why a step may be unlike most
 _SILENT = 32  # steps of another optimizer, each after a backward, between two of the first one
 
 
@@ -100,9 +101,9 @@ class ScriptSteps:
         self._by_hand = 0  # steps that ended where parameters changed, before an optimizer was seen: parts of one
         self._has_changed = False  # a parameter, since the last backward
         self._unlike = 0  # the last step that is known not to be like those that follow
-        self._has_evaluated = self._may_evaluate = False  # this step; the one that is kept, for the one before did, too
-        self._has_new = self._may_have_new = False  # optimizers that have not stepped before: likewise
-        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._unusual: set[str] = set()  # what this step does that most do not
+        self._passed_for: set[str] = set()  # for each of these one step was passed over: the next may do it, too
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # have stepped
         self._repeated = 0  # calls in the first iteration that came without a backward
         self._calls = 0
         self._first: weakref.ref[torch.optim.Optimizer] | None = None
@@ -160,7 +161,8 @@ class ScriptSteps:
         self._has_modules = True
         self._updating = 0  # a step() that is left by an exception calls no hook
         if self._depth > 1 or not torch.is_grad_enabled() or self._updates is not None:
-            self._has_evaluated |= not (torch.is_grad_enabled() or module.training)
+            if not (torch.is_grad_enabled() or module.training):
+                self._unusual.add(_EVALUATES)
             return
         if _in_backward():  # what is checkpointed runs again, maybe after an optimizer that steps in a backward's hook
             return
@@ -208,8 +210,9 @@ class ScriptSteps:
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         self._updating = max(0, self._updating - 1)
-        self._has_new |= optimizer not in self._known
-        self._known.add(optimizer)
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self._unusual.add(_MAKES_STATES)
         if self._updates is not None:
             self._updates += self._is_first(optimizer)
         elif self._marker is None and (self._is_first(optimizer) or self._takes_over(optimizer)):
@@ -262,7 +265,8 @@ class ScriptSteps:
     def _begin(self) -> None:
         if self._is_over:
             self._end()
-        self._is_forward = self._has_evaluated = self._has_new = False
+        self._is_forward = False
+        self._unusual.clear()
         self._listener.step_begun(self.number + 1)
         self.number += 1
         self.forward.step_begun()
@@ -276,18 +280,10 @@ class ScriptSteps:
         if not self.forward.active:
             self.recorder.end_recording()
         self.complete = self.number
-        if self.number == self.kept:
-            self._look_at_kept()
+        if self.number == self.kept and not self._unusual <= self._passed_for:
+            self._passed_for |= self._unusual
+            self.pass_over(self.number)
         self._listener.step_ended(self.number)
-
-    def _look_at_kept(self) -> None:
-        """The step that would be kept has ended. What it does may come but once, or in each step."""
-        if self._has_evaluated and not self._may_evaluate:
-            self._may_evaluate = True
-            self.pass_over(self.number)
-        if self._has_new and not self._may_have_new:
-            self._may_have_new = True
-            self.pass_over(self.number)
 
     # ---- CUDA graphs ------------------------------------------------------------------------------------------------
 
