@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import cycle
 
 import numpy as np
 
@@ -187,7 +188,7 @@ class Replay:
         self.temporaries: list[tuple[int, ...]] = [()] * len(trace.signatures)
         if workspaces is not None:
             self.temporaries = [workspaces.op_workspace_blocks(s) for s in trace.signatures]
-        self.echoes = self._temporaries_by_output()
+        self.echoes = self._temporaries_of_prologue()
         self.matmul = [workspaces is not None and is_matmul(s.name) for s in trace.signatures]
         self.samples: list[tuple[int, int, int, int, int]] = []
         self.now: tuple[int, _Instruction] = (-1, (FREE, -1, -1, 0, 0))
@@ -221,22 +222,41 @@ class Replay:
 
     # ---- from events to instructions -----------------------------------------------------------------------
 
-    def _temporaries_by_output(self) -> dict[tuple[str, int, Phase], int]:
-        """Signatures with temporaries by the operator, size and phase of their first output.
+    def _temporaries_of_prologue(self) -> dict[int, int]:
+        """By a storage of the prologue, the signature whose temporaries came with it.
 
-        The prologue has no operators, but the same calls made its storages, with the same temporaries.
+        The prologue has no operators, but the same calls made its storages, with the same temporaries. Calls that agree in
+        operator, phase and size of the output may differ in temporaries: they are told apart by their order, from the end
+        on, where the prologue's last step ends. What is left of a step that was not whole has none then.
         """
-        storages, found = self.trace.storages, {}
-        if any(self.temporaries):
-            for event in self.trace.events:
-                if type(event) is Op and self.temporaries[event.signature] and event.outputs[:1] > (-1,):
-                    storage = storages[event.outputs[0]]
-                    found[storage.op, storage.nbytes, storage.phase] = event.signature
+        by_output = {
+            event.outputs[0]: event.signature
+            for event in self.trace.events
+            if type(event) is Op and self.temporaries[event.signature] and event.outputs
+        }
+        found: dict[int, int] = {}
+        calls = self._made(self.trace.events) if by_output else {}
+        for made_by, storages in (self._made(self.trace.prologue) if calls else {}).items():
+            signatures = [by_output.get(storage, -1) for storage in calls.get(made_by, ())]
+            if max(signatures, default=-1) < 0:
+                continue
+            rest = len(storages) % len(signatures)
+            if len({self.temporaries[s] if s >= 0 else () for s in signatures}) == 1:
+                signatures, rest = signatures[:1], 0
+            found |= {storage: s for storage, s in zip(storages[rest:], cycle(signatures), strict=False) if s >= 0}
         return found
+
+    def _made(self, events: tuple[Event, ...]) -> dict[tuple[str, int, Phase], list[int]]:
+        """The storages that are allocated, in their order, by operator, bytes and phase."""
+        made: defaultdict[tuple[str, int, Phase], list[int]] = defaultdict(list)
+        for event in events:
+            if type(event) is Alloc:
+                storage = self.trace.storages[event.storage]
+                made[storage.op, storage.nbytes, storage.phase].append(event.storage)
+        return made
 
     def program(self, events: tuple[Event, ...]) -> list[_Instruction]:
         """The allocator's part of the events."""
-        echoes = self.echoes if events is self.trace.prologue else {}
         program: list[_Instruction] = []
         deferred: dict[int, list[_Instruction]] = {}
         storages, repeated = self.trace.storages, replayed(events)
@@ -249,9 +269,8 @@ class Replay:
                     program += deferred.pop(i)
                 if self.workspaces is not None and is_matmul(storage.op):
                     program += self._stay(i, storage.phase, storage.stream)
-                echo = echoes.get((storage.op, storage.nbytes, storage.phase)) if echoes else None
-                if echo is not None:
-                    program.append((TEMPORARY, i, echo, 0, storage.stream))
+                if event.storage in self.echoes:
+                    program.append((TEMPORARY, i, self.echoes[event.storage], 0, storage.stream))
             elif type(event) is Free:
                 program.append((FREE, i, event.storage, 0, 0))
             elif type(event) is RecordStream:

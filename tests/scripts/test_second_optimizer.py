@@ -46,6 +46,21 @@ for step in range(4):
         of_critic.step()
 print(torch.cuda.max_memory_allocated(), file=open("peak", "w"))
 """
+CRITIC_FIRST = """
+import torch
+from torch import nn
+
+writer, critic = (nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048)).cuda() for _ in range(2))
+of_writer, of_critic = (torch.optim.SGD(model.parameters()) for model in (writer, critic))
+for step in range(4):
+    of_critic.zero_grad()
+    critic(torch.randn(8192, 2048).cuda()).sum().backward()
+    of_critic.step()
+    of_writer.zero_grad()
+    critic(writer(torch.randn(64, 2048).cuda())).sum().backward()
+    of_writer.step()
+print(torch.cuda.max_memory_allocated(), file=open("peak", "w"))
+"""
 TAKEN_OVER = "another optimizer trains from step 3 on: a step of that is reported"
 
 
@@ -95,3 +110,14 @@ def test_optimizers_that_alternate_go_on_to(run: Any, tmp_path: Path) -> None:
     report = json.loads(ended.stdout)
     assert report["peak_active_bytes"] == int((tmp_path / "peak").read_text())
     assert report["script"] == {"steps": 4, "kept": 3, "notes": [], "ran": [0]}
+
+
+def test_the_peak_is_what_the_script_is_told(run: Any, tmp_path: Path) -> None:
+    """Sums to biases of one size take 128 MiB in the critic's first layer, none in its second (whose gradient is one number),
+    and little for the writer's 64 rows: those of the steps before the reported one are told apart by their order.
+    """
+    ended = run(CRITIC_FIRST, "--steps", "0", "--quiet", "--json")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["peak_active_bytes"] == int((tmp_path / "peak").read_text())
+    assert report["script"]["kept"] == 3
