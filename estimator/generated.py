@@ -6,11 +6,13 @@ A generated kernel streams: each of its buffers is read or written once, whateve
         (nbytes + again) / (share * memory bandwidth),
         across / (2 a cycle * processors * clock) + computing,
         atomic / (1.05 a cycle * processors * clock),
+        walk,
     )
 
 with the bytes that Inductor counts for it (slices and gathered rows, not whole tables). A looped reduction walks its row once
-for each of its loops. `again` is what it reads anew: from memory where the rows that are under way together are larger than
-the L2, and from the L2, at twice the memory's rate, where they are not.
+for each of its loops. `again` is what it reads anew where the rows that are under way together are larger than the L2. Where
+they are not, a processor, which has four rows under way, takes its time for each (`walk`); only memory as fast as an H200's or
+a B200's waits for that.
 
 Two things that a change of layout costs, as in the quantisation for float8 products, whose factors are stored both ways:
 
@@ -26,7 +28,9 @@ precision; one for the special units takes four turns. Most kernels wait for mem
 a value of a row for each of its elements, as float8's scales by row, in double precision.
 
 Fitted to hand-written Triton kernels of the same kinds on an H100 with a cold L2 (`benchmarks/fit_generated.py`, which also
-prints how far kernels that the fit has not seen are off). A launch is scaled with the GPU's shortest kernel.
+prints how far kernels that the fit has not seen are off). A launch is scaled with the GPU's shortest kernel. Walks and the
+launch of looped kernels: NVIDIA's RMS norms on an H200 and a GB200 (`benchmarks/norms.py`); held out: those on a GB300, layer
+norms, and steps on an H200 (`benchmarks/generated_kernels.py`).
 """
 
 from __future__ import annotations
@@ -58,11 +62,13 @@ SPECIAL = 4
 to run beside it.
 """
 
-LAUNCH_US = {"pointwise": 6.1, "persistent": 6.8, "looped": 11.4}
-"""On the GPU of the fit, with what a benchmark's events add."""
+LAUNCH_US = {"pointwise": 0.0, "persistent": 0.7, "looped": 1.8}
+"""More than a GPU's shortest kernel, which has the gap before the next one."""
+
+WALK_US, WALK_US_PER_KIB, WALK_MHZ = 0.69, 0.057, 1980.0
+"""What a processor takes for a row, and for each KiB that it moves of it, anew or not, at which clock."""
 
 _BLOCKS_PER_PROCESSOR = 4
-_FROM_CACHE = 0.5
 _REL_STD = 0.05
 
 
@@ -84,11 +90,12 @@ class GeneratedKernels:
         given = argument(signature, "nbytes")
         nbytes = float(given) if isinstance(given, int | float) else float(tensor_bytes(signature.inputs))
         hardware = self._hardware
-        launch_us = max(hardware.kernel_us, LAUNCH_US[kind] - LAUNCH_US["pointwise"] + hardware.kernel_us)
+        launch_us = LAUNCH_US[kind] + hardware.kernel_us
         rate = hardware.mem_bandwidth_gbps * 1e9 * SHARE * (TILED if argument(signature, "tiles") else 1.0)
         sectors = _count(signature, "across", 0) / (ACROSS * hardware.sm_count * hardware.boost_mhz * 1e6)
         atomics = 2 * _count(signature, "atomic", 0) / (SUMMED * hardware.sm_count * hardware.boost_mhz * 1e6)
-        seconds = max((nbytes + self._again(signature)) / rate, sectors + self._computing_s(signature), atomics)
+        walk, again = self._rows_again(signature, nbytes)
+        seconds = max((nbytes + again) / rate, sectors + self._computing_s(signature), atomics, walk)
         return Estimate(launch_us * 1e-3 + seconds * 1e3, f"generated:{kind}", _REL_STD)
 
     def _computing_s(self, signature: Signature) -> float:
@@ -97,14 +104,18 @@ class GeneratedKernels:
         rate = self._hardware.peak_flops("float32") / 2
         return (single + SPECIAL * special) / rate + double / min(rate / 2, self._hardware.peak_flops("float64") / 2)
 
-    def _again(self, signature: Signature) -> float:
+    def _rows_again(self, signature: Signature, nbytes: float) -> tuple[float, float]:
+        """Of a reduction that walks its rows more than once: seconds of its walk, and the bytes that memory gives it anew."""
         loops, reduced, rows = (_count(signature, name) for name in ("loops", "reduced", "rows"))
         if loops < 2:
-            return 0.0
+            return 0.0, 0.0
+        hardware = self._hardware
         row = max((item_bytes(m.dtype) for m in signature.inputs if math.prod(m.shape) >= rows * reduced), default=0)
-        together = min(rows, self._hardware.sm_count * _BLOCKS_PER_PROCESSOR) * reduced * row
-        share = 1.0 if together > self._hardware.l2_bytes else _FROM_CACHE
-        return share * (loops - 1) * rows * reduced * row
+        again, at_once = (loops - 1) * rows * reduced * row, hardware.sm_count * _BLOCKS_PER_PROCESSOR
+        if min(rows, at_once) * reduced * row > hardware.l2_bytes:
+            return 0.0, again
+        row_us = (WALK_US + WALK_US_PER_KIB * (nbytes + again) / rows / 1024) * WALK_MHZ / hardware.boost_mhz
+        return max(1.0, rows / at_once) * row_us * 1e-6, 0.0
 
 
 def _count(signature: Signature, name: str, otherwise: int = 1) -> int:

@@ -5,11 +5,13 @@ cache if all rows under way fit there. Short rows wait:
 
     forward        = start + (walk^p + read^p)^(1/p),     walk = max(1, rows / resident) * (wait + wait' * row / 2 KiB)
                                                           read = (2 + missed) * bytes / bandwidth
-    input's part   = start + walk + 5 * bytes / bandwidth                  both tensors are read twice, one is written
+    input's part   = start + walk + (4.5 + 0.9 * missed) * bytes / bandwidth   both tensors are read twice, one is written
     weight's part  = start + max(rows / 256 * turn, 2 * bytes / bandwidth)
 
 The gradient of weight and bias gives 32 columns to one block of 1,024 threads, which walks down all rows, 256 at a turn: with
 512 columns 16 blocks are at work, whatever the GPU's size. Above 65,536 rows a grid shares them (since PyTorch 2.8).
+A turn is shorter for RMS norms, which have no mean to subtract. On Blackwell, whose memory is further ahead of the processors,
+what is said of memory in the input's part takes 1.53 times as long.
 Tensors that are not contiguous are copied first. `bytes / bandwidth` is what an H100 takes; where the L2 is further ahead of
 the memory (Ada), it is less for tensors that the L2 holds (`Streams.cached_gain`).
 
@@ -20,7 +22,9 @@ Group norm reads each group in one block of 512 threads, then scales with operan
 Its gradient sums each image's channels in blocks of their own, then writes the input's gradient with operands that
 are broadcast:   t = start + blocks / resident * wait + elements / (0.55 a cycle * processors * clock)
 
-Fitted to single calls of `autosac calibrate` (14 of each kind) and the even steps on an H100, judged on the odd ones.
+Fitted to single calls of `autosac calibrate` (14 of each kind) and the even steps on an H100, judged on the odd ones. For the
+gradients of layer norm and RMS norm every second RMS norm of NVIDIA's table of an H200 and a GB200 was used, too; held out are
+the others, and a GB300 (`benchmarks/norms.py`).
 """
 
 from __future__ import annotations
@@ -35,9 +39,10 @@ from autosac.trace import Signature, TensorMeta
 _BLOCK, _ROW = 128, 2048.0
 _START, _WAIT_US, _LONGER_US, _CACHED, _READ, _OVERLAP = 0.5, 2.71, 0.857, 0.47, 0.846, 1.465
 _WAIT_RMS_US = 1.2  # without a mean that is divided anew for each element
-_START_BACKWARD, _WAIT_BACKWARD_US, _LONGER_BACKWARD_US = 0.87, 0.39, 0.074
-_PASSES_BACKWARD = 5
-_COLUMNS, _MANY_ROWS, _TURN_US = 32, 65_536, 0.80
+_START_BACKWARD, _WAIT_BACKWARD_US, _LONGER_BACKWARD_US = 0.87, 0.63, 0.074
+_PASSES_BACKWARD, _MISSED_PASSES, _CACHED_BACKWARD = 4.53, 0.91, 0.502
+_BLACKWELL, _BLACKWELL_PASSES = 10, 1.53  # compute capability, and what memory takes there
+_COLUMNS, _MANY_ROWS, _TURN_US, _TURN_RMS_US = 32, 65_536, 0.84, 0.53
 _TURNS = ((256, 256), (128, 128), (64, 64), (0, 8))  # from so many rows on: rows of a turn
 _GROUP_BLOCK, _GROUP_TURN_US = 512, 0.45
 _GROUP_START_US, _GROUP_WAIT_US, _GROUP_ELEMENTS = 15.1, 1.13, 0.55
@@ -82,20 +87,25 @@ def layer_norm_gradient_us(streams: Streams, signature: Signature) -> float | No
     waves = max(1.0, rows / streams.resident(_BLOCK))
     walk = waves * (_WAIT_BACKWARD_US + _LONGER_BACKWARD_US * length * item / _ROW)
     gain = streams.cached_gain(3 * nbytes)
-    us = start + streams.slower * walk + gain * _PASSES_BACKWARD * nbytes / streams.bytes_per_us
+    under_way = 2 * min(rows, streams.resident(_BLOCK)) * length * item
+    passes = _PASSES_BACKWARD + _MISSED_PASSES * streams.missed(under_way, _CACHED_BACKWARD)
+    if streams.hardware.compute_capability[0] >= _BLACKWELL:
+        passes *= _BLACKWELL_PASSES
+    us = start + streams.slower * walk + gain * passes * nbytes / streams.bytes_per_us
     if len(signature.outputs) > 1:
-        us += start + _weight_us(streams, rows, length, gain * nbytes)
+        turn_us = _TURN_RMS_US if "rms" in signature.name else _TURN_US
+        us += start + _weight_us(streams, rows, length, gain * nbytes, turn_us)
     return us + _made_contiguous_us(streams, signature.inputs[:2], out)
 
 
-def _weight_us(streams: Streams, rows: int, length: int, nbytes: float) -> float:
+def _weight_us(streams: Streams, rows: int, length: int, nbytes: float, turn_us: float) -> float:
     read = 2 * nbytes / streams.bytes_per_us
     processors = streams.hardware.sm_count
     if rows > _MANY_ROWS and length / _COLUMNS < processors / 2:
         return read
     turn = next(turn for least, turn in _TURNS if rows >= least)
     turns = math.ceil(rows / turn) * max(1.0, length / _COLUMNS / processors / 2)
-    return max(read, streams.slower * turns * _TURN_US)
+    return max(read, streams.slower * turns * turn_us)
 
 
 def group_norm_us(streams: Streams, signature: Signature) -> float | None:

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-from benchmarks.scripts.published import FOLDER, UNSEEN, published_run, read_published
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import autosac
+from benchmarks.scripts.published import FOLDER, UNSEEN, of_its_time, published_run, read_published
+
+
+def _attention_of(backend: SDPBackend) -> Callable[[torch.device], tuple[nn.Module, Callable[[], Any]]]:
+    """A step of attention alone."""
+
+    def make_step(device: torch.device) -> tuple[nn.Module, Callable[[], Any]]:
+        def step() -> None:
+            heads = torch.randn(1, 8, 4096, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+            with sdpa_kernel(backend):
+                nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).sum().backward()
+
+        return nn.Module(), step
+
+    return make_step
 
 
 def test_the_unseen_mpts_are_runs_of_the_script_with_their_pages_steps() -> None:
@@ -55,3 +78,20 @@ def test_the_pages_are_runs_of_the_scripts() -> None:
     steps = {(run.request.gpu, run.request.world_size, run.request.arguments): run.step_ms for run in mpt}
     for run in read_published(UNSEEN):
         assert steps[run.request.gpu, run.request.world_size, run.request.arguments] == run.step_ms
+
+
+@pytest.mark.parametrize(
+    ("gpu", "backend", "factor"),
+    [
+        ("b200-sxm-180gb", SDPBackend.CUDNN_ATTENTION, 1.96),
+        ("b200-sxm-180gb", SDPBackend.FLASH_ATTENTION, 1.0),
+        ("h200-sxm-141gb", SDPBackend.CUDNN_ATTENTION, 1.0),
+    ],
+)
+def test_cudnn_of_its_time(gpu: str, backend: SDPBackend, factor: float) -> None:
+    """Attention by cuDNN takes 1.96 times as long on a B200, and nothing else does."""
+    today = autosac.simulate(_attention_of(backend), gpu=gpu)
+    then = of_its_time(today)
+    grown = then.pricing.event_ms - today.pricing.event_ms
+    assert sum(grown > 0) == (2 if factor > 1 else 0)
+    assert grown[grown > 0] == pytest.approx((factor - 1) * today.pricing.event_ms[grown > 0])
