@@ -257,6 +257,7 @@ class Replay:
 
     def program(self, events: tuple[Event, ...]) -> list[_Instruction]:
         """The allocator's part of the events."""
+        echoes = self.echoes if events is self.trace.prologue else {}
         program: list[_Instruction] = []
         deferred: dict[int, list[_Instruction]] = {}
         storages, repeated = self.trace.storages, replayed(events)
@@ -269,8 +270,8 @@ class Replay:
                     program += deferred.pop(i)
                 if self.workspaces is not None and is_matmul(storage.op):
                     program += self._stay(i, storage.phase, storage.stream)
-                if event.storage in self.echoes:
-                    program.append((TEMPORARY, i, self.echoes[event.storage], 0, storage.stream))
+                if event.storage in echoes:
+                    program.append((TEMPORARY, i, echoes[event.storage], 0, storage.stream))
             elif type(event) is Free:
                 program.append((FREE, i, event.storage, 0, 0))
             elif type(event) is RecordStream:

@@ -225,6 +225,40 @@ def test_out_of_memory_inside_an_operator(builder: Any) -> None:
     assert (fits.verdict.outcome, fits.active_peak_bytes) == (Outcome.FITS, 124 * MIB)
 
 
+def _sums(b: Any, large_first: bool) -> None:
+    """Two sums down 8,192 rows of 2,048: of numbers, which takes 128 MiB meanwhile, and of one number again and again, which
+    takes 2.25 MiB and beside which 200 MiB are alive.
+    """
+    row = TensorMeta((1, 2048), (2048, 1), "float32")
+    made = []
+    for large in (large_first, not large_first):
+        data = TensorMeta((8192, 2048), (2048, 1) if large else (0, 0), "float32")
+        held = () if large else (b.alloc(200 * MIB),)
+        made.append(b.alloc(8192, op="aten.sum.dim_IntList"))
+        if not b.in_prologue:
+            b.op(Signature("aten.sum.dim_IntList", (data,), (row,), (("dim", (0,)), ("keepdim", True))), (), made[-1:])
+        b.free(*held)
+    b.free(*made)
+
+
+@pytest.mark.parametrize("large_first", [False, True])
+def test_calls_of_the_prologue_are_told_apart_by_their_order(builder: Any, large_first: bool) -> None:
+    """128 MiB are never taken beside 200. A sum of a step that was not whole, beside which 300 MiB live, takes nothing."""
+    b = builder()
+    b.in_prologue, b.phase = True, Phase.BACKWARD
+    large = b.alloc(300 * MIB)
+    b.free(b.alloc(8192, op="aten.sum.dim_IntList"), large)
+    _sums(b, large_first)
+    b.in_prologue = False
+    _sums(b, large_first)
+    model = WorkspaceModel(cublas_bytes=0)
+    report = replay_allocator(b.build(), workspaces=model)
+    prologue = report.sample_step == -1
+    assert report.active_bytes[prologue].max() == 300 * MIB + 8192
+    after = report.active_bytes[prologue][report.sample_event[prologue] > 3]
+    assert sorted({n // MIB for n in after.tolist()}) == [0, 128, 200, 202]
+
+
 def test_out_of_memory_by_a_workspace_of_the_prologue(builder: Any) -> None:
     """The first product of the prologue asks for 20 MiB and then a workspace of 32: with 50 MiB it is 2 MiB short."""
     b = builder()
