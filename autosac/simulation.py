@@ -117,6 +117,12 @@ class Target:
         )
 
     @property
+    def with_expandable_segments(self) -> Target | None:
+        """The same with the allocator's expandable segments; None where they are on, or PyTorch has none."""
+        allocator = _supported(replace(self.allocator, expandable_segments=True), self.hardware)
+        return None if allocator == self.allocator else replace(self, allocator=allocator)
+
+    @property
     def workspaces(self) -> WorkspaceModel:
         """The memory that the GPU's libraries use."""
         hardware = self.hardware

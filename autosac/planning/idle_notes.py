@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from autosac.memory_sim import Cause, IdleMemory
 from autosac.quantities import format_bytes
+from autosac.simulation import Simulation
 
 # Less than this share of what is reserved is not worth a line.
 _IDLE_SHARE = 0.02
+
+
+def reserved_notes(simulation: Simulation) -> list[str]:
+    """What it holds without use, and how much less it would reserve with expandable segments, where they are not on."""
+    found = idle_notes(simulation.idle)
+    target = simulation.target.with_expandable_segments
+    if not found or target is None:
+        return found
+    reserved_bytes = simulation.on(target).peak_reserved_bytes
+    if reserved_bytes > (1 - _IDLE_SHARE) * simulation.peak_reserved_bytes:
+        return found
+    how = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    return [*found, f"with {how} the same plan would reserve {format_bytes(reserved_bytes)}; set that and plan again"]
 
 
 def idle_notes(idle: IdleMemory) -> list[str]:

@@ -38,7 +38,7 @@ from autosac.planning.candidates import (
 )
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
-from autosac.planning.idle_notes import idle_notes
+from autosac.planning.idle_notes import reserved_notes
 from autosac.planning.local_search import LocalSearch
 from autosac.planning.planner import ADDITIVE, Costs, Goal, Planner, plan_of
 from autosac.planning.relaxations import Relaxed
@@ -473,7 +473,7 @@ class Search:
         if solution is not None and solution.level:
             found.append("equal modules keep nearly the same operators, so that the allocator reserves less")
         if goal.budget_kind == "reserved":
-            found += idle_notes(best.simulation.idle)
+            found += reserved_notes(best.simulation)
         if best.plan.units:
             gap = None if is_stage or best.simulation.trace.info.compiled else self.gap(best)
             found += bound_notes(best, gap, self.is_refuted, self.is_uneven)

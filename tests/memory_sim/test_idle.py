@@ -6,8 +6,9 @@ from typing import Any
 
 from autosac.memory_sim import Cause, WorkspaceModel, idle_memory, replay_allocator
 from autosac.memory_sim.idle import IdleMemory, Remnant, cut_out
-from autosac.planning.idle_notes import idle_notes
+from autosac.planning.idle_notes import idle_notes, reserved_notes
 from autosac.report.idle_tables import remedy
+from autosac.simulation import TITAN_ALLOCATOR, Target, simulation_of
 from autosac.trace import Collective, Phase, Signature, TensorMeta, Trace
 
 MIB = 1 << 20
@@ -160,3 +161,27 @@ def test_cutting_ranges() -> None:
     assert cut_out([(0, 10), (20, 30)], 5, 25) == (10, [(0, 5), (25, 30)])
     assert cut_out([(0, 10)], 2, 4) == (2, [(0, 2), (4, 10)])
     assert cut_out([(0, 10)], 10, 20) == (0, [(0, 10)])
+
+
+def test_expandable_segments_are_named_where_they_would_help(builder: Any) -> None:
+    """Two freed tensors of 30 MiB are no room for one of 60: 120 MiB are reserved. Expandable segments join them. Where they
+    are on already, or another stream's memory is what cannot be used, nothing is said of them.
+    """
+    b = builder()
+    b.free(b.alloc(30 * MIB), b.alloc(30 * MIB))
+    b.free(b.alloc(60 * MIB))
+    trace = b.build()
+    off, on = (simulation_of(trace, Target.of("h100-sxm-80gb", 1, allocator=text)) for text in ("", TITAN_ALLOCATOR))
+    assert (off.peak_reserved_bytes, on.peak_reserved_bytes) == (120 * MIB, 60 * MIB)
+    idle, better = reserved_notes(off)
+    assert idle.startswith("60.0 MiB")
+    assert better == (
+        "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True the same plan would reserve 60.0 MiB; set that and plan again"
+    )
+    assert reserved_notes(on) == []
+    b = builder()
+    b.free(b.alloc(100 * MIB))
+    b.stream = 2
+    b.free(b.alloc(30 * MIB))
+    (idle,) = reserved_notes(simulation_of(b.build(), Target.of("h100-sxm-80gb", 1, allocator="")))
+    assert "cached for another stream" in idle
