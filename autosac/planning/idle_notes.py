@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from autosac.memory_sim import Cause, IdleMemory
-from autosac.quantities import format_bytes
+from autosac.planning.planner import Goal
+from autosac.quantities import format_bytes, format_enough_bytes
 from autosac.simulation import Simulation
 
 # Less than this share of what is reserved is not worth a line.
 _IDLE_SHARE = 0.02
+_HOW = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def reserved_notes(simulation: Simulation) -> list[str]:
     """What it holds without use, and how much less it would reserve with expandable segments, where they are not on."""
     found = idle_notes(simulation.idle)
+    reserved_bytes = _with_expandable_segments(simulation) if found else None
+    if reserved_bytes is None or reserved_bytes > (1 - _IDLE_SHARE) * simulation.peak_reserved_bytes:
+        return found
+    return [*found, f"with {_HOW} the same plan would reserve {format_bytes(reserved_bytes)}; set that and plan again"]
+
+
+def fitting_hint(smallest: Simulation, goal: Goal) -> tuple[str, ...]:
+    """That the smallest plan, which is too large, meets a budget of reserved memory with expandable segments, if it does."""
+    reserved_bytes = _with_expandable_segments(smallest) if goal.budget_kind == "reserved" else None
+    if reserved_bytes is None or reserved_bytes > goal.budget_bytes:
+        return ()
+    return (f"with {_HOW} it would fit: {format_enough_bytes(reserved_bytes)} would be reserved",)
+
+
+def _with_expandable_segments(simulation: Simulation) -> int | None:
+    """What would be reserved; None where they are on, or PyTorch has none."""
     target = simulation.target.with_expandable_segments
-    if not found or target is None:
-        return found
-    reserved_bytes = simulation.on(target).peak_reserved_bytes
-    if reserved_bytes > (1 - _IDLE_SHARE) * simulation.peak_reserved_bytes:
-        return found
-    how = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    return [*found, f"with {how} the same plan would reserve {format_bytes(reserved_bytes)}; set that and plan again"]
+    return None if target is None else simulation.on(target).peak_reserved_bytes
 
 
 def idle_notes(idle: IdleMemory) -> list[str]:

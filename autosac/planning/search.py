@@ -38,7 +38,7 @@ from autosac.planning.candidates import (
 )
 from autosac.planning.compiled_policies import BUDGETS
 from autosac.planning.compiled_search import CompiledMixes
-from autosac.planning.idle_notes import reserved_notes
+from autosac.planning.idle_notes import fitting_hint, reserved_notes
 from autosac.planning.local_search import LocalSearch
 from autosac.planning.planner import ADDITIVE, Costs, Goal, Planner, plan_of
 from autosac.planning.relaxations import Relaxed
@@ -439,7 +439,7 @@ class Search:
             )
         where = f"{report.op or 'the start'} in the {report.phase.name.lower()} of {report.module or 'the step'}"
         peak = f"with everything recomputed the peak is at {where}"
-        why = "; ".join((hint, peak, *self._planner.policies.left_out))
+        why = "; ".join((hint, *fitting_hint(smallest, goal), peak, *self._planner.policies.left_out))
         return InfeasibleError(
             f"no plan meets {format_bytes(goal.budget_bytes)} {kind}: {why}",
             peak_in=report.outside,

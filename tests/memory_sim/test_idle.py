@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from autosac.memory_sim import Cause, WorkspaceModel, idle_memory, replay_allocator
 from autosac.memory_sim.idle import IdleMemory, Remnant, cut_out
-from autosac.planning.idle_notes import idle_notes, reserved_notes
+from autosac.planning.idle_notes import fitting_hint, idle_notes, reserved_notes
+from autosac.planning.planner import Goal
 from autosac.report.idle_tables import remedy
 from autosac.simulation import TITAN_ALLOCATOR, Target, simulation_of
 from autosac.trace import Collective, Phase, Signature, TensorMeta, Trace
@@ -179,6 +181,12 @@ def test_expandable_segments_are_named_where_they_would_help(builder: Any) -> No
         "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True the same plan would reserve 60.0 MiB; set that and plan again"
     )
     assert reserved_notes(on) == []
+    enough, less = (Goal(budget_bytes=mib * MIB) for mib in (60, 59))
+    assert fitting_hint(off, enough) == (
+        "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True it would fit: 60.0 MiB would be reserved",
+    )
+    assert fitting_hint(off, less) == fitting_hint(on, enough) == ()
+    assert fitting_hint(off, replace(enough, budget_kind="active")) == ()
     b = builder()
     b.free(b.alloc(100 * MIB))
     b.stream = 2
