@@ -40,6 +40,7 @@ def simulation(peak_gib: float, step_ms: float) -> Any:
         peak_active_bytes=int(peak_gib * GIB),
         memory=SimpleNamespace(peak=lambda: report),
         trace=SimpleNamespace(info=SimpleNamespace(compiled=True)),
+        target=SimpleNamespace(with_expandable_segments=None),
     )
 
 

@@ -48,6 +48,7 @@ class Fake:
             peak_bytes=lambda kind: int((self.peak(inner) - spared if kind == "reserved" else inner) * GIB),
             memory=SimpleNamespace(peak=lambda: report),
             trace=SimpleNamespace(info=SimpleNamespace(compiled=False)),
+            target=SimpleNamespace(with_expandable_segments=None),
         )
 
     def plan(self, inner: float, level: bool = False) -> Plan:
