@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
+_NO_INPUT = "EOF when reading a line"  # what `input` raises at the end
 _end_process = os._exit
 _WHY_NO_STEP = (
     "a step ends with the step() of a torch.optim optimizer; it may prepare data, wait for input or for another process, or "
@@ -225,9 +226,14 @@ def _execute(request: ScriptRequest, run: ScriptRun) -> int:
 
 
 def _say_what_is_missing(error: BaseException) -> None:
-    """A package of kernels that has no build for this machine, or an operator that PyTorch has no shape function for."""
+    """A package of kernels that has no build for this machine, an operator that PyTorch has no shape function for, input."""
     from autosac.integrations.stand_ins import NAMED, WITHOUT
 
+    if isinstance(error, EOFError) and str(error) == _NO_INPUT:
+        print(
+            "autosac: standard input is empty under `autosac run`: give the script what it asks for as arguments after --",
+            file=sys.stderr,
+        )
     operator = _without_shapes(error)
     if operator:
         print(

@@ -118,6 +118,16 @@ def processes() -> set[int]:
     return {int(path.name) for path in Path("/proc").glob("[0-9]*")}
 
 
+def test_a_script_that_asks_a_question_gets_no_answer(run: Any) -> None:
+    """Its own traceback, and why: nobody can answer, whoever runs it."""
+    ended = run('answer = input("Which model? ")')
+    assert ended.returncode == 1 and ended.stdout == "Which model? "
+    *own, why, code = ended.stderr.splitlines()
+    assert own[-1] == "EOFError: EOF when reading a line"
+    assert why.startswith("autosac: standard input is empty under `autosac run`: ")
+    assert code == "autosac: the script has ended with exit code 1"
+
+
 def test_memory_runs_out_and_a_script_raises(run: Any) -> None:
     """PyTorch's own message for what does not fit; then the script's own traceback, once, and its exit code."""
     ended = run(OUT_OF_MEMORY)
