@@ -64,9 +64,11 @@ def rows_of(folder: Path) -> list[Row]:
 def fitted(rows: list[Row]) -> set[tuple[Row, str]]:
     """What was used in fits, by direction."""
     norms = [row for row in rows if row.kind == "rms_norm" and row.gpu != _HELD_OUT]
-    gpus = {row.gpu for row in norms}
-    eager = [row for gpu in gpus for row in [row for row in norms if row.gpu == gpu and not row.compiled][::2]]
-    return {(row, "forward") for row in norms if row.compiled} | {(row, "backward") for row in eager}
+    found = {(row, "forward") for row in norms if row.compiled}
+    for gpu in {row.gpu for row in norms}:
+        eager = [row for row in norms if row.gpu == gpu and not row.compiled]
+        found |= {(row, "backward") for row in eager[::2]}
+    return found
 
 
 def make_step_of(row: Row) -> Callable[[torch.device], tuple[nn.Module, Callable[[], Any]]]:

@@ -1,15 +1,15 @@
-"""What a plan says of memory that is reserved and that nobody uses."""
+"""What a plan, or the refusal of a budget, says of memory that is reserved and that nobody uses."""
 
 from __future__ import annotations
 
 from autosac.memory_sim import Cause, IdleMemory
 from autosac.planning.planner import Goal
 from autosac.quantities import format_bytes, format_enough_bytes
-from autosac.simulation import Simulation
+from autosac.simulation import TITAN_ALLOCATOR, Simulation
 
 # Less than this share of what is reserved is not worth a line.
 _IDLE_SHARE = 0.02
-_HOW = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_HOW = f"PYTORCH_CUDA_ALLOC_CONF={TITAN_ALLOCATOR}"
 
 
 def reserved_notes(simulation: Simulation) -> list[str]:
